@@ -1,4 +1,4 @@
-"""Callers of the API that cost little themselves, so that on a small machine it is the server that is measured."""
+"""Cheap callers of the API, so that a measurement on a small machine shows the server and not the callers."""
 
 import http.client
 import json
@@ -9,7 +9,7 @@ import time
 
 
 class Api:
-    """One app's calls, each on a connection of its own unless one is given."""
+    """Calls of one app, each on a new connection unless one is given."""
 
     def __init__(self, address, admin, patience):
         self.address, self.admin, self.patience = address, admin, patience
@@ -19,7 +19,7 @@ class Api:
         return http.client.HTTPConnection(host, int(port), timeout=self.patience)
 
     def call(self, method, path, body=None, connection=None, key=None):
-        """The bytes of the answer. They are read later, if at all: reading them takes a core that the server needs."""
+        """The unparsed answer. Parsing is left for later, because it takes CPU time that the server needs."""
         own = connection or self.connect()
         headers = {"X-Bkapi-Authorization": self.admin, "Content-Type": "application/json"}
         if key:
@@ -51,7 +51,8 @@ class Api:
 
 
 def closed_loop(api, requests, callers):
-    """So many callers, each of which sends the next request when it has its answer. Says how long all took, and each."""
+    """Callers in a closed loop: each sends its next request after its answer. Returns the total and each
+    time."""
     host, port = api.address.rsplit(":", 1)
     waiting, took = list(reversed(requests)), []
     poll = select.epoll()
@@ -93,7 +94,7 @@ def closed_loop(api, requests, callers):
 
 
 def burst(api, request, callers):
-    """The same request by so many callers at once, each on a connection of its own. Their answers, as JSON."""
+    """Sends the same request by many callers at once, each on its own connection. Returns the answers."""
     host, port = api.address.rsplit(":", 1)
     poll, open_, answers = select.epoll(), {}, []
     for _ in range(callers):
@@ -130,7 +131,7 @@ def content_length(head):
 
 
 class Meanwhile:
-    """Asks something small again and again while something large goes on, and notes how long each answer takes."""
+    """Repeats a small call while a large one is in progress, and records the time of each answer."""
 
     def __init__(self, api, path, every=0.005):
         self.api, self.path, self.every = api, path, every

@@ -1,6 +1,6 @@
-"""A server with a simulated fleet on the same machine: what an agent costs, how long an op on all of them takes until every result
-is durable and acknowledged, and how all of them come back after `kill -9` of the server. `scripts/bench fleet --help` says what
-can be chosen."""
+"""A server with a simulated fleet on the same machine: the cost of an agent, the time of an op on all of them
+until every result can be read, how fast tasks are accepted, and a restart. `scripts/bench fleet --help` lists
+the options."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ SETTLE = 3.0
 
 
 class Server:
-    """`procfleet server`, which can be killed and started again where its agents look for it."""
+    """`procfleet server`, which can be killed and restarted on the same addresses."""
 
     def __init__(self, bench, flags=()):
         self.bench, self.flags = bench, list(flags)
@@ -87,7 +87,7 @@ class Server:
 
 
 class Sim:
-    """`procfleet-sim`, and what it wrote down about each op."""
+    """`procfleet-sim`, and its trace of each op."""
 
     def __init__(self, bench, server, agents):
         self.trace = os.path.join(bench.folder, "trace.csv")
@@ -119,7 +119,7 @@ class Sim:
             time.sleep(0.1)
 
     def confirmed(self, count, patience):
-        """The next so many ops that were confirmed: (op, received, reported, confirmed), in nanoseconds."""
+        """The next `count` confirmed ops: (op, received, reported, confirmed), in nanoseconds."""
         if self.lines is None:
             self.lines = open(self.trace, encoding="ascii")
             self.lines.readline()
@@ -153,7 +153,7 @@ class Bench:
     def __init__(self, options):
         self.patience, self.keep, self.log_level = options.patience, options.keep, options.log
         self.procfleet, self.sim = os.path.abspath(options.procfleet), os.path.abspath(options.sim)
-        # On a disk, for what is durable must cost what it costs.
+        # On a real disk, so that durable writes have their real cost.
         self.folder = tempfile.mkdtemp(prefix="pffleet-", dir=options.folder)
         self.rows = []
 
@@ -259,7 +259,7 @@ def operate(server, op_type, targets):
 
 
 def one_op(bench, options, server, sim):
-    """Times are from just before the call."""
+    """Times are measured from just before the call."""
     operate(server, START, hosts(0, options.agents))
     sim.confirmed(options.agents, bench.patience)
     for count in options.sizes:
@@ -311,7 +311,7 @@ def many_tasks(bench, options, server, sim):
 
 
 def accept(bench, options, server, sim):
-    """Beside what SQLite itself does on the same disk with as many rows in each commit as there are callers."""
+    """Compared with SQLite alone on the same disk, with one row per caller in each commit."""
     for callers in (1, 16, 64):
         count = options.accepts if callers > 1 else max(options.accepts // 10, 10)
         bodies = [{"proc_operate_req": [operation(RESTART, hosts(number % options.agents, 1))]} for number in range(count)]
@@ -361,7 +361,7 @@ def results(bench, options, server, sim):
     total, took = closed_loop(server.api, [one] * options.queries * 10, 1)
     bench.say("status query of one host: p50 and p99, ms",
               f"{measure.percentile(took, 50) * 1e3:.2f} and {measure.percentile(took, 99) * 1e3:.2f}")
-    # The same while results come in.
+    # The same while results arrive.
     running = operate(server, RESTART, hosts(0, options.agents))
     ask = lambda: server.api.call("POST", f"{GSE}/get_proc_operate_result_v2/", {"task_id": running})
     took = timed(ask, max(options.queries // 2, 1), server)
@@ -384,7 +384,7 @@ def timed(ask, times, server):
 
 
 def come_back(bench, options, server, sim):
-    """Kills the server while an op on all of them is under way, and starts it again at once."""
+    """Kills the server during an op on all agents, and restarts it at once."""
     agents = options.agents
     task = operate(server, RESTART, hosts(0, agents))
     server.kill()
@@ -432,22 +432,22 @@ def describe(bench, options, before, after):
 def read_options():
     parser = argparse.ArgumentParser(prog="scripts/bench fleet", description=__doc__)
     add = parser.add_argument
-    add("--quick", action="store_true", help="1,000 agents, and less of everything")
-    add("--agents", type=int, metavar="N", help="how many agents (10000)")
-    add("--rounds", type=int, metavar="N", help="how often one op is given to all (7)")
-    add("--tasks", type=int, metavar="N", help="how many tasks of 100 hosts (1000)")
-    add("--accepts", type=int, metavar="N", help="how many tasks of one host at 16 and 64 callers (10000)")
-    add("--queries", type=int, metavar="N", help="how many result queries (20)")
-    add("--idle", type=float, metavar="SECONDS", help="how long the CPU of an idle server is counted (30)")
-    add("--raw", type=float, metavar="SECONDS", help="how long SQLite alone is measured each time (3)")
+    add("--quick", action="store_true", help="1,000 agents, and fewer rounds")
+    add("--agents", type=int, metavar="N", help="number of agents (10000)")
+    add("--rounds", type=int, metavar="N", help="number of ops on all agents (7)")
+    add("--tasks", type=int, metavar="N", help="number of tasks with 100 hosts (1000)")
+    add("--accepts", type=int, metavar="N", help="number of tasks with one host, at 16 and 64 callers (10000)")
+    add("--queries", type=int, metavar="N", help="number of result queries (20)")
+    add("--idle", type=float, metavar="SECONDS", help="time over which the CPU use of an idle server is measured (30)")
+    add("--raw", type=float, metavar="SECONDS", help="duration of each measurement of SQLite alone (3)")
     add("--only", metavar="PARTS", type=lambda text: text.split(","),
-        help="these parts, with commas between them: agents, ops, tasks, accept, results, restart")
-    add("--patience", type=float, default=180, metavar="SECONDS", help="how long each of them may take (180)")
+        help="only these parts, separated by commas: agents, ops, tasks, accept, results, restart")
+    add("--patience", type=float, default=180, metavar="SECONDS", help="time limit of each part (180)")
     add("--record", action="store_true", help="write the report into docs/bench/fleet.md")
     release = os.path.join(report.ROOT, "target", "release")
     add("--procfleet", default=os.path.join(release, "procfleet"), metavar="FILE", help="the binary")
-    add("--sim", default=os.path.join(release, "procfleet-sim"), metavar="FILE", help="the simulated fleet's")
-    add("--folder", metavar="FOLDER", help="where the temp folder is made; its disk is the one that counts (the system's)")
+    add("--sim", default=os.path.join(release, "procfleet-sim"), metavar="FILE", help="the binary of the simulated fleet")
+    add("--folder", metavar="FOLDER", help="parent of the temp folder, on the disk to measure (the system's)")
     add("--log", default="info", metavar="FILTER", help="the server's PROCFLEET_LOG (info, its default)")
     add("--keep", action="store_true", help="keep the temp folder with the logs")
     options = parser.parse_args()

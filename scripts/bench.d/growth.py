@@ -26,7 +26,8 @@ def file_kib(path):
 
 
 class Samples:
-    """One row for each sample: the seconds since the beginning, then named figures. Each row is in the CSV file at once."""
+    """One row for each sample: seconds since the start, then named figures. Each row is written to the CSV at
+    once."""
 
     def __init__(self, path, names):
         self.rows = []
@@ -52,10 +53,9 @@ class Samples:
 def fit(lives):
     """The growth per hour and two standard errors of it, by least squares.
 
-    `lives` is a list of series. A restarted process begins a new series: all of them share one slope, and each has a base of
-    its own. Successive samples are correlated, which would make the error look too small: n samples with the correlation r
-    between neighbours count as n * (1 - r) / (1 + r).
-    """
+    `lives` is a list of series. A restarted process begins a new series: all of them share one slope, and
+    each has a base of its own. Successive samples are correlated, which would make the error look too small:
+    n samples with the correlation r between neighbours count as n * (1 - r) / (1 + r)."""
     pairs = []
     for points in lives:
         if len(points) > 2:

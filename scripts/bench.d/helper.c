@@ -1,14 +1,14 @@
 /*
- * The bench's own little program, in one file so that one call of cc makes it.
+ * The helper program of the benchmarks, in one file so that one call of cc builds it.
  *
- *   helper SLOTS INDEX             the supervised process: says when it began to run, then waits to be ended
+ *   helper SLOTS INDEX             the supervised process: records its start time, then waits for its end
  *   helper -d PIDFILE SLOTS INDEX  the same as a daemon with a pid file, for supervisors that need one
  *   helper -k PIDFILE              ends the process of that pid file
- *   helper -r COMMAND...           runs a supervisor, and is init to it: reaps what it leaves behind, and on SIGTERM, or when
- *                                  the bench dies, kills everything below itself. So nothing outlives the bench.
+ *   helper -r COMMAND...           runs a supervisor as its subreaper: reaps orphans, and kills all
+ *                                  descendants on SIGTERM or when the benchmark dies
  *
- * SLOTS is a file with one struct slot per process. A process writes its own slot, in memory that it shares with the
- * bench: that costs it no system call after the clock was read, and the bench may look whenever it likes.
+ * SLOTS is a file with one struct slot per process. A process writes its own slot in shared memory, so it needs
+ * no system call after the clock was read, and the benchmark can read the slot at any time.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -90,13 +90,13 @@ static void kill_children(void) {
 }
 
 static int reap(char **command) {
-    sigset_t news, before;
-    sigemptyset(&news);
-    sigaddset(&news, SIGCHLD);
-    sigaddset(&news, SIGTERM);
-    sigaddset(&news, SIGHUP);
-    /* Blocked and waited for, so that none comes between a look and a wait. The supervisor gets them as they were. */
-    sigprocmask(SIG_BLOCK, &news, &before);
+    sigset_t handled, before;
+    sigemptyset(&handled);
+    sigaddset(&handled, SIGCHLD);
+    sigaddset(&handled, SIGTERM);
+    sigaddset(&handled, SIGHUP);
+    /* Blocked, so that no signal arrives between a check and sigwait. The supervisor gets the original mask. */
+    sigprocmask(SIG_BLOCK, &handled, &before);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     pid_t child = fork();
@@ -109,7 +109,7 @@ static int reap(char **command) {
     int ending = 0;
     for (;;) {
         struct timespec moment = {.tv_nsec = 2000000};
-        int signal = ending ? sigtimedwait(&news, NULL, &moment) : sigwaitinfo(&news, NULL);
+        int signal = ending ? sigtimedwait(&handled, NULL, &moment) : sigwaitinfo(&handled, NULL);
         ending |= signal == SIGTERM || signal == SIGHUP;
         if (ending) kill_children();
         pid_t dead;

@@ -1,4 +1,4 @@
-"""What is read from the kernel: when processes began and ended, and what supervisors use."""
+"""Measurements from the kernel: start and exit times of processes, and the resource usage of supervisors."""
 
 import mmap
 import os
@@ -11,11 +11,11 @@ SLOT = struct.Struct("QQ")  # when it began (CLOCK_MONOTONIC, ns), its pid: see 
 
 
 class TookTooLong(Exception):
-    """A supervisor did not do in time what it was told to."""
+    """A supervisor exceeded the time limit."""
 
 
 class Slots:
-    """One place per supervised process, which that process writes itself."""
+    """One slot per supervised process, which that process writes itself."""
 
     def __init__(self, path, count):
         self.path, self.count = path, count
@@ -38,7 +38,7 @@ class Slots:
         self.memory[:] = bytes(len(self.memory))
 
     def wait_all(self, patience):
-        """Waits until every process has begun, and says when the last one did."""
+        """Waits until every process has started. Returns the time of the last start."""
         deadline = time.monotonic() + patience
         while True:
             slots = self.all()
@@ -50,7 +50,7 @@ class Slots:
             time.sleep(0.002)
 
     def wait_next(self, index, old_pid, patience):
-        """Waits until another process has taken this place, and says when it began."""
+        """Waits until another process has written this slot. Returns its start time."""
         deadline = time.monotonic() + patience
         while True:
             began, pid = self.read(index)
@@ -62,7 +62,7 @@ class Slots:
 
 
 class Exits:
-    """Waits for the end of many processes. A pidfd tells at once, and for anybody's child."""
+    """Waits for the exits of many processes by pidfd, which also works for children of other processes."""
 
     def __init__(self, pids):
         self.epoll = select.epoll(len(pids))
@@ -73,7 +73,7 @@ class Exits:
             self.epoll.register(pidfd, select.EPOLLIN)
 
     def wait_all(self, patience):
-        """Says when the last one ended."""
+        """Returns the time of the last exit."""
         total = len(self.open)
         deadline = time.monotonic() + patience
         last = time.monotonic_ns()
@@ -96,7 +96,7 @@ class Exits:
 
 
 def kill(pid):
-    """Kills it, and says when."""
+    """Kills the process. Returns the time."""
     at = time.monotonic_ns()
     os.kill(pid, signal.SIGKILL)
     return at
@@ -161,18 +161,18 @@ def anonymous_kib(pid):
 
 
 def peak_kib(pid):
-    """The most that was resident so far, with the pages of files."""
+    """Peak resident memory, file pages included."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
 
 
 def cpu_ns(pids):
-    """CPU time so far, of each process with all threads that it ever had. /proc/PID/stat has the same in hundredths of a second,
-    which is too coarse for a supervisor of many small processes; this is the clock behind it (clock_getcpuclockid)."""
+    """CPU time of each process with all of its threads (clock_getcpuclockid). /proc/PID/stat has a resolution
+    of 10 ms, which is too coarse for a supervisor of many small processes."""
     return sum(time.clock_gettime_ns(~pid << 3 | 2) for pid in pids)
 
 
 def percentile(values, part):
-    """The smallest value that so many of them do not exceed."""
+    """The percentile: the smallest value that is not exceeded by this share of the values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * part // 100) - 1))]

@@ -1,5 +1,5 @@
-"""The server's memory: what an idle connection costs at each step of its life, and what a burst of tasks costs while it lasts and
-after it. `scripts/bench memory --help` says what can be chosen."""
+"""The server's memory: the cost of an idle connection at each stage, and of a burst of tasks during and after
+it. `scripts/bench memory --help` lists the options."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ import report
 from callers import burst
 from fleet import GSE, RESTART, START, Server, Sim, hosts, operation
 
-# Connections come from several addresses, for each has a limit of its own.
+# Connections come from several addresses, because each address has a limit.
 ADDRESSES = 8
 SETTLE = 2.5
 
@@ -84,19 +84,19 @@ def connections(bench, options):
             ("link, silent", [], "link", silent),
             ("link, after the handshake", [], "link", after_a_handshake),
         ):
-            # The link lets so many in before they say who they are.
+            # The link has this many handshake slots.
             many = min(count, 500) if port == "link" else count
             held, kib = one_life(bench, flags, port, life, many)
             bench.say(f"{held} idle connections, {title}: KiB each", f"{kib:.1f}")
 
 
 def one_life(bench, flags, port, life, count):
-    """With a server of its own, for a heap that was used before has room in it."""
+    """With a new server, because a used heap has free space."""
     server = Server(bench, flags)
     try:
         address = server.api.address if port == "api" else server.link
         host, number = address.rsplit(":", 1)
-        # What the first connections need once is no cost of each.
+        # One-time costs of the first connections are not counted.
         for opened in [open_one(life, host, number, index) for index in range(20)]:
             opened.close()
         time.sleep(SETTLE)
@@ -163,7 +163,7 @@ def after_a_request_by_tls(stream):
 
 
 def bursts(bench, options):
-    """So many callers at once, again and again, each with a task for so many hosts."""
+    """Rounds of concurrent callers, each with a task for many hosts."""
     server = Server(bench, options.flags)
     sim = None
     try:
@@ -230,19 +230,19 @@ def read_options():
     add = parser.add_argument
     numbers = lambda text: [int(number) for number in text.split(",")]
     add("--quick", action="store_true", help="fewer connections, and a smaller burst")
-    add("--connections", type=numbers, metavar="N,N", help="how many idle connections (1000,4000)")
-    add("--agents", type=int, metavar="N", help="how many simulated agents (500)")
-    add("--rounds", type=int, metavar="N", help="how many rounds a burst has (34)")
-    add("--callers", type=int, metavar="N", help="how many callers a round has (200)")
-    add("--hosts", type=int, metavar="N", help="how many hosts a task has (1000)")
-    add("--flags", type=shlex.split, default=[], metavar="FLAGS", help="what the server of the burst is given beside its addresses")
+    add("--connections", type=numbers, metavar="N,N", help="numbers of idle connections (1000,4000)")
+    add("--agents", type=int, metavar="N", help="number of simulated agents (500)")
+    add("--rounds", type=int, metavar="N", help="number of rounds in a burst (34)")
+    add("--callers", type=int, metavar="N", help="number of callers in a round (200)")
+    add("--hosts", type=int, metavar="N", help="number of hosts of a task (1000)")
+    add("--flags", type=shlex.split, default=[], metavar="FLAGS", help="further flags of the server of the burst")
     add("--only", metavar="PARTS", type=lambda text: text.split(","), help="connections or burst")
-    add("--patience", type=float, default=600, metavar="SECONDS", help="how long each of them may take (600)")
+    add("--patience", type=float, default=600, metavar="SECONDS", help="time limit of each part (600)")
     add("--record", action="store_true", help="write the report into docs/bench/memory.md")
     release = os.path.join(report.ROOT, "target", "release")
     add("--procfleet", default=os.path.join(release, "procfleet"), metavar="FILE", help="the binary")
-    add("--sim", default=os.path.join(release, "procfleet-sim"), metavar="FILE", help="the simulated fleet's")
-    add("--folder", metavar="FOLDER", help="where the temp folder is made (the system's)")
+    add("--sim", default=os.path.join(release, "procfleet-sim"), metavar="FILE", help="the binary of the simulated fleet")
+    add("--folder", metavar="FOLDER", help="parent of the temp folder (the system's)")
     add("--log", default="info", metavar="FILTER", help="the server's PROCFLEET_LOG (info, its default)")
     add("--keep", action="store_true", help="keep the temp folder with the logs")
     options = parser.parse_args()

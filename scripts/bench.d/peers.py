@@ -1,8 +1,8 @@
 """The supervisors, one class each: how it is configured, and what "start all" and "stop all" are for it.
 
-Every one looks after the same program (helper.c), started in the foreground where the supervisor can do that. Each runs from
-a folder of the bench's own, under a `helper -r` that is init to it, and talks through unix sockets or pipes in that folder.
-"""
+Every one looks after the same program (helper.c), started in the foreground where the supervisor can do that.
+Each runs from a folder of the bench's own, under a `helper -r` that is init to it, and talks through unix
+sockets or pipes in that folder."""
 
 import http.client
 import json
@@ -22,13 +22,13 @@ READY = 120  # seconds that a supervisor may take until it knows its processes
 
 
 class Peer:
-    """A supervisor with `count` processes that it knows, none of which runs yet."""
+    """A supervisor with `count` configured processes, none of which runs yet."""
 
     name = ""
     needs = ""  # the command without which it is skipped
-    # The length of its cycle, if it looks only now and then: kills then fall into all parts of it alike.
+    # The length of its polling cycle, if it has one: kills are spread over the whole cycle.
     cycle = 0.0
-    # A process lives at least so long before it is killed, in seconds: an earlier death is taken for a failed start.
+    # Minimum age of a process before it is killed, in seconds: an earlier exit counts as a failed start.
     life = 2.5
 
     def __init__(self, bench, count):
@@ -40,7 +40,7 @@ class Peer:
 
     @classmethod
     def find(cls, bench):
-        """None, or why it cannot be had."""
+        """None, or why the supervisor is not available."""
         return None if shutil.which(cls.needs) else f"{cls.needs} is not installed"
 
     def launch(self, command, **options):
@@ -78,12 +78,12 @@ class Peer:
         return [self.bench.helper, self.bench.slots.path, str(index)]
 
     def processes(self):
-        """The supervisor's own processes: {what they are: pids}."""
+        """The supervisor's own processes: {role: pids}."""
         below = measure.descendants(self.reaper.pid)
         return {"": [pid for pid in below if measure.program(pid) not in (None, self.bench.helper, self.bench.reaper)]}
 
     def end(self):
-        """Ends it and everything that it has started."""
+        """Ends the supervisor and all processes that it has started."""
         if self.reaper:
             self.reaper.terminate()
             self.reaper.wait()
@@ -101,20 +101,20 @@ class Peer:
         raise NotImplementedError
 
     def confirmed(self):
-        """When the supervisor itself says that all is done as asked; None where the call said so."""
+        """When the supervisor itself reports that all is done; None if the call reported it."""
         return None
 
 
 class Procfleet(Peer):
-    """`procfleet-agent`, built with the `dist` profile, is the supervisor; `procfleet server` has rows of its own.
+    """`procfleet-agent`, built with the `dist` profile, is the supervisor; `procfleet server` has its own
+    rows.
 
-    One call is one operate_proc_multi with an element for each process: foreground start_cmd, no pid file, no stop_cmd (so
-    SIGTERM), start_check_secs 1, start_interval 1.
-    """
+    One call is one operate_proc_multi with an element for each process: foreground start_cmd, no pid file, no
+    stop_cmd (so SIGTERM), start_check_secs 1, start_interval 1."""
 
     name = "procfleet"
     server = None
-    # Only a life of more than 10 s is stable, and followed by a restart at once.
+    # Only after a run of more than 10 s (stable) is a process restarted at once.
     life = 10.5
 
     @classmethod
@@ -248,7 +248,8 @@ class Runit(Peer):
 
 
 class S6(Peer):
-    """s6-svscan with one s6-supervise per process; run scripts that exec; one shell that calls s6-svc for each."""
+    """s6-svscan with one s6-supervise per process; run scripts that exec; a shell calls s6-svc for each
+    process."""
 
     name = "s6"
     needs = "s6-svscan"
@@ -277,8 +278,9 @@ class S6(Peer):
 
 
 class Supervisor(Peer):
-    """supervisord with autorestart=true, startsecs=1 (its default) and no log files; XML-RPC startAllProcesses and stopAllProcesses,
-    which is what `supervisorctl start all` calls, without the time that supervisorctl takes to begin."""
+    """supervisord with autorestart=true, startsecs=1 (its default) and no log files; XML-RPC
+    startAllProcesses and stopAllProcesses, as `supervisorctl start all` calls them, without the start-up time
+    of supervisorctl."""
 
     name = "supervisor"
     needs = "supervisord"
@@ -316,7 +318,7 @@ file={self.socket}
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface
 {program}""")
-        # As root it warns that it keeps being root; the others do not even ask.
+        # As root it logs a warning that it does not drop privileges.
         self.launch(["supervisord", "-n", "-c", config])
         self.wait_until("supervisord", self.answers)
 
@@ -354,8 +356,8 @@ class UnixTransport(xmlrpc.client.Transport):
 
 
 class Monit(Peer):
-    """monit with a cycle of 1 s, its shortest; processes are daemons with pid files, as it needs them; `monit start all` and
-    `monit stop all`."""
+    """monit with a cycle of 1 s, its shortest; processes are daemons with pid files, which it requires;
+    `monit start all` and `monit stop all`."""
 
     name = "monit"
     needs = "monit"
@@ -393,7 +395,8 @@ class Monit(Peer):
 
 
 class Pm2(Peer):
-    """pm2's daemon with an ecosystem file of all processes (interpreter none, autorestart); `pm2 start` with it, `pm2 stop all`."""
+    """pm2's daemon with an ecosystem file of all processes (interpreter none, autorestart); `pm2 start` and
+    `pm2 stop all`."""
 
     name = "pm2"
 
@@ -419,7 +422,7 @@ class Pm2(Peer):
             return json.load(file)["version"]
 
     def begin(self):
-        # HOME too: without it pm2 leaves files in the user's own.
+        # HOME too: otherwise pm2 writes to the user's home.
         self.environment = {
             **os.environ, "PM2_HOME": os.path.join(self.folder, "h"), "HOME": self.folder, "PM2_DISCRETE_MODE": "true",
         }
@@ -434,7 +437,7 @@ class Pm2(Peer):
         with open(self.ecosystem, "w", encoding="utf-8") as file:
             json.dump({"apps": apps}, file)
         pid_file = os.path.join(self.folder, "h", "pm2.pid")
-        # The client that starts the daemon ends; the daemon comes to the reaper.
+        # The client that starts the daemon exits, and the daemon is adopted by the subreaper.
         self.launch([self.program(self.bench), "ping"], env=self.environment)
         self.wait_until("pm2's daemon", lambda: os.path.exists(pid_file) and len(self.processes()[""]) == 1)
 
@@ -449,7 +452,8 @@ ALL = [Procfleet, Supervisor, Runit, S6, Monit, Pm2]
 
 
 def write_service_folders(peer, scan):
-    """What runit and s6 have in common: a folder each with a run script, and `down` so that it waits for a word."""
+    """Common to runit and s6: a folder with a run script for each service, and a `down` file, so that it
+    waits."""
     services = []
     for index in range(peer.count):
         folder = os.path.join(scan, f"svc-{index}")

@@ -1,4 +1,5 @@
-"""What the reports of all benchmarks have in common: the machine, the commit, tables, and the document that keeps the last one."""
+"""Common parts of all benchmark reports: the machine, the commit, tables, and writing the report to its
+document."""
 
 import os
 import platform
@@ -33,7 +34,7 @@ def loads(before, after):
 
 
 def table(rows):
-    """Markdown that reads well on a screen too. The first row is the head; all columns but the first are numbers."""
+    """An aligned Markdown table. The first row is the header; all columns but the first are numbers."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for number, row in enumerate(rows):
         first, *rest = [text.ljust(width) if place == 0 else text.rjust(width)
@@ -44,7 +45,7 @@ def table(rows):
 
 
 def record(name, report, script=None):
-    """Puts the report into docs/bench/NAME.md, between its marks."""
+    """Writes the report into docs/bench/NAME.md, between its markers."""
     begin, end = f"<!-- written by {script or f'scripts/bench {name}'} --record: begin -->", "<!-- end -->"
     document = os.path.join(ROOT, "docs", "bench", f"{name}.md")
     with open(document, encoding="utf-8") as file:

@@ -1,5 +1,5 @@
-"""A server and agents under a constant load for so many minutes: how fast memory, files, threads, cgroups and open ops grow, and
-whether everything is as it should be at the end. `scripts/soak --help` lists the options."""
+"""A server and agents under a constant load: how fast memory, files, threads, cgroups and open ops grow, and
+whether all invariants hold at the end. `scripts/soak --help` lists the options."""
 
 import argparse
 import ctypes
@@ -25,11 +25,11 @@ from fleet import Server, Sim, hosts
 
 PR_SET_CHILD_SUBREAPER = 36
 GOAL_KIB = 1024
-"""The most that anonymous memory of the first agent and of the server may grow in an hour."""
+"""Maximum growth per hour of the anonymous memory of the first agent and of the server."""
 
 
 class Agent:
-    """`procfleet agent` of one address, which can be killed and started again."""
+    """`procfleet agent` with one address, which can be killed and restarted."""
 
     def __init__(self, soak, ip, token):
         self.soak, self.ip = soak, ip
@@ -58,7 +58,7 @@ class Agent:
                 self.kill()
 
     def cgroup_roots(self):
-        """The folders below which the agent makes cgroups; none where the host has no cgroups."""
+        """The parent folders of the agent's cgroups; empty if the host has no cgroups."""
         try:
             with open(os.path.join(self.data, "output", ".cgroup"), encoding="utf-8") as file:
                 return list(filter(None, file.read().split("\n")))
@@ -71,7 +71,7 @@ class Agent:
                 for name in below]
 
     def remove_cgroups(self):
-        """Removes the empty cgroups that the agent would find again in its next life."""
+        """Removes the empty cgroups that the next agent process would find."""
         for group in [*reversed(self.cgroups()), *self.cgroup_roots()]:
             try:
                 os.rmdir(group)
@@ -86,7 +86,7 @@ class Soak:
         os.chmod(self.folder, 0o755)
         self.procs = os.path.join(self.folder, "procs")
         os.mkdir(self.procs)
-        # Copies, so that a build meanwhile does not change what is judged.
+        # Copies, so that a concurrent build does not replace the measured programs.
         self.procfleet, self.sim = (shutil.copy2(path, self.folder) for path in (options.procfleet, options.sim))
         self.helper = os.path.join(self.folder, "pf-soak-svc")
         source = os.path.join(os.path.dirname(__file__), "helper.c")
@@ -121,7 +121,7 @@ class Soak:
             time.sleep(0.5)
 
     def sample(self):
-        """All figures of this moment. The first agent has most procs and is the one that is judged."""
+        """A sample of all figures. The first agent has most procs, and its growth is judged."""
         figures = {}
         for who, process in self.programs().items():
             figures[f"{who}_pid"] = process.pid
@@ -151,7 +151,7 @@ class Soak:
         return sum(map(int, re.findall(rf"^procfleet_{name}(?:{{[^}}]*}})? (\d+)", text, re.MULTILINE)))
 
     def zombies(self):
-        """Dead processes that their parents, agents or the server, have not reaped."""
+        """Zombies whose parents are agents or the server."""
         parents = {process.pid for process in self.programs().values()}
         found = []
         for pid in measure.descendants(os.getpid()):
@@ -161,7 +161,7 @@ class Soak:
         return found
 
     def reap(self):
-        """What outlived a killed agent is a child of this process (a subreaper), and nobody else reaps it."""
+        """Reaps processes that outlived a killed agent: this process is their subreaper."""
         own = {process.pid for process in self.programs().values()}
         for pid in measure.descendants(os.getpid()):
             if pid not in own and stat_of(pid) == ("Z", os.getpid()):
@@ -171,7 +171,8 @@ class Soak:
                     pass
 
     def kill_something(self):
-        """`kill -9` of a process of a hosted proc, of an agent or of the server, which is started again at once."""
+        """`kill -9` of a process of a hosted proc, of an agent or of the server, which is restarted at once.
+        """
         choice = random.choice(["process", "process", "agent", "agent", "server"])
         if choice == "server":
             self.server.kill()
@@ -199,7 +200,7 @@ class Soak:
         return found
 
     def end(self):
-        """Ends what was started, each by its pid; whatever is left below this process goes last."""
+        """Ends all started processes by pid, and finally all remaining descendants."""
         if self.load:
             self.load.ending.set()
         for agent in self.agents:
@@ -297,14 +298,14 @@ def kill_again_and_again(soak, options, ending):
 
 
 def check(soak):
-    """What must be so when the load has ended, in the order in which it is looked at."""
+    """The checks after the end of the load, in order."""
     load = soak.load
     yield "calls and outcomes as expected", list(load.faults)
     soak.wait("all agents are connected", lambda: soak.server.connected() >= len(soak.agents) + len(soak.simulated))
     yield "every op has exactly one outcome, the one its caller saw", list(odd_outcomes(soak))
     hosted = [proc for proc in soak.all_procs if proc.kind in ("resident", "daemon")]
     if soak.kills:
-        # An op that was cut off (805) may have left its proc stopped.
+        # An interrupted op (805) may have left its proc stopped.
         load.operate([proc.element(soak_load.START) for proc in hosted])
     running = {}
 
@@ -338,7 +339,8 @@ def waited(soak, is_so, faults):
 
 
 def odd_outcomes(soak):
-    """Asks for every task once more. Without kills the server's own count must agree, too: its counters begin at its start."""
+    """Reads the results of every task once more. Without kills the server's counters, which begin at its
+    start, must agree, too."""
     for task in soak.load.tasks:
         codes = soak.load.again(lambda task=task: soak.load.codes(task))
         if soak_load.HANDLING in codes.values():
@@ -384,7 +386,7 @@ def shown_figures(samples):
 
 
 def growth_of(samples, name, warm_up):
-    """(growth, error) per hour after the warm-up; a process that was killed and started again has a base of its own."""
+    """(growth, error) per hour after the warm-up; each restarted process has its own baseline."""
     who, _, figure = name.partition("_")
     series = {}
     for row in samples.rows:
@@ -438,20 +440,20 @@ def verdicts(samples, options, checks):
 def read_options():
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     add = parser.add_argument
-    add("minutes", type=float, metavar="MINUTES", help="how long the load lasts")
+    add("minutes", type=float, metavar="MINUTES", help="duration of the load")
     add("--kills", action="store_true", help="kill -9 processes, agents and the server meanwhile")
-    add("--kill-every", type=float, default=15, metavar="SECONDS", help="the mean time between two kills (15)")
+    add("--kill-every", type=float, default=15, metavar="SECONDS", help="mean time between two kills (15)")
     add("--procs", type=int, default=200, metavar="N", help="procs of the first agent (200)")
     add("--agents", type=int, default=3, metavar="N", help="further agents, with 10 procs each (3)")
     add("--sim-agents", type=int, default=100, metavar="N", help="simulated agents; 0 for none (100)")
     add("--callers", type=int, default=8, metavar="N", help="callers of the API (8)")
-    add("--rate", type=float, default=6, metavar="N", help="steps of all callers in a second, at most (6)")
-    add("--every", type=float, default=10, metavar="SECONDS", help="between two samples (10)")
-    add("--warm-up", type=float, default=25, metavar="PERCENT", help="the first part, which is left out of the fit (25)")
-    add("--patience", type=float, default=120, metavar="SECONDS", help="how long a start, an op or the end of all may take (120)")
+    add("--rate", type=float, default=6, metavar="N", help="maximum number of steps per second, of all callers together (6)")
+    add("--every", type=float, default=10, metavar="SECONDS", help="interval of samples (10)")
+    add("--warm-up", type=float, default=25, metavar="PERCENT", help="first part, which is left out of the fit (25)")
+    add("--patience", type=float, default=120, metavar="SECONDS", help="time limit of a start, an op or the shutdown (120)")
     target = os.path.abspath(os.environ.get("CARGO_TARGET_DIR", os.path.join(report.ROOT, "target")))
-    add("--target", default=target, metavar="FOLDER", help="where the binaries are, and the samples go (cargo's)")
-    add("--folder", metavar="FOLDER", help="where the temp folder is made (the system's)")
+    add("--target", default=target, metavar="FOLDER", help="folder of the binaries and of the samples (cargo's)")
+    add("--folder", metavar="FOLDER", help="parent of the temp folder (the system's)")
     add("--log", default="info", metavar="FILTER", help="PROCFLEET_LOG of server and agents (info)")
     add("--record", action="store_true", help="write the report into docs/bench/soak.md")
     add("--keep", action="store_true", help="keep the temp folder with the logs and databases")
@@ -469,7 +471,7 @@ def main():
     options = read_options()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
-    # Ctrl-C, a closed terminal and SIGTERM all end by an exception, which cleans up.
+    # Ctrl-C, a closed terminal and SIGTERM raise an exception, which cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

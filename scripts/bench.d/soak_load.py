@@ -1,4 +1,5 @@
-"""The constant load of a soak: procs of every type, and callers that operate, query and read without a pause."""
+"""The constant load of a soak test: procs of every type, and callers that operate, query and read
+continuously."""
 
 import collections
 import http.client
@@ -17,7 +18,7 @@ HANDLING, ALREADY_RUNNING, NOT_THERE = 115, 828, 829
 
 
 class Proc:
-    """A proc of a real agent. `index` is the slot that its process writes, so each process can be told from all others."""
+    """A proc of a real agent. `index` is the slot that its process writes, which identifies the process."""
 
     def __init__(self, soak, host, name, kind, index, health):
         self.host, self.name, self.kind, self.index = host, name, kind, index
@@ -56,7 +57,7 @@ class Proc:
 
 
 def make_procs(soak, host, count):
-    """Procs of a host: of twenty, two are run once, two are periodic, two are daemons, and the rest is resident.
+    """Procs of a host: of twenty, two run once, two are periodic, two are daemons, and the rest is resident.
     Every second proc has a health_cmd; the first proc of each host writes a line a second."""
     kinds = ["once", "periodic", "daemon", "resident", "resident", "once", "periodic", "daemon", *["resident"] * 12]
     number = host.rsplit(".", 1)[1]
@@ -73,7 +74,7 @@ class Task:
 
 
 class Load:
-    """So many callers, each with procs of its own, so that no op meets another one on the same proc."""
+    """Callers, each with its own procs, so that no two ops concern the same proc at the same time."""
 
     def __init__(self, soak, rate, callers):
         self.soak = soak
@@ -124,7 +125,7 @@ class Load:
             self.ending.wait(max(0.0, began + every - time.monotonic()))
 
     def operate(self, elements, expected=(0,)):
-        """Sends one task, again and again under its key until it is accepted, and waits for all its outcomes."""
+        """Sends one task, repeatedly with its key until it is accepted, and waits for all of its outcomes."""
         key, body = str(uuid.uuid4()), {"proc_operate_req": elements}
         keys = {f"0:{host['ip']}:{element['meta']['namespace']}:{element['meta']['name']}"
                 for element in elements for host in element["hosts"]}
@@ -144,7 +145,7 @@ class Load:
         return not bad
 
     def again(self, call):
-        """Calls until there is an answer: only a soak with kills may fail a call."""
+        """Repeats a call until it is answered: a call may fail only in a soak with kills."""
         deadline = time.monotonic() + self.soak.patience
         while True:
             try:
@@ -177,7 +178,7 @@ class Load:
         self.operate([self.some(mine, "once").element(START)])
 
     def new_proc(self, _mine, _):
-        """A proc that nobody has heard of: run once, then forgotten. Its memory must go with it."""
+        """A new proc that runs once and is then unregistered. Its memory must be freed."""
         proc = Proc(self.soak, random.choice(self.soak.hosts), f"fresh-{next(self.fresh)}", "once", 0, False)
         if self.operate([proc.element(START)]):
             self.forget(proc)

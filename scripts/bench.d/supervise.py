@@ -1,5 +1,6 @@
-"""procfleet's agent beside other supervisors, in one run: how soon a killed process is back, what the supervisor itself uses,
-and how long it takes to start and stop all of them by one call. `scripts/bench supervise --help` says what can be chosen."""
+"""procfleet's agent beside other supervisors, in one run: how soon a killed process is restarted, what the
+supervisor itself uses, and how long one call takes to start and stop all. `scripts/bench supervise --help`
+lists the options."""
 
 import argparse
 import os
@@ -24,7 +25,7 @@ SETTLE = 3.0
 
 
 class Bench:
-    """What all measurements share."""
+    """State that all measurements share."""
 
     def __init__(self, options):
         self.patience = options.patience
@@ -32,7 +33,8 @@ class Bench:
         self.log_level = options.log
         self.procfleet, self.agent = os.path.abspath(options.procfleet), os.path.abspath(options.agent)
         self.npm = os.path.join(ROOT, "target", "bench-npm")
-        # Short, for the paths of unix sockets are; and on a disk, for what is durable must cost what it costs.
+        # Short, because paths of Unix sockets are limited; on a real disk, so that durable writes have their
+        # real cost.
         self.folder = tempfile.mkdtemp(prefix="pfbench-", dir=options.folder)
         os.chmod(self.folder, 0o755)
         self.shared = tempfile.mkdtemp(prefix="pfbench-", dir="/dev/shm" if os.path.isdir("/dev/shm") else self.folder)
@@ -62,7 +64,7 @@ def main():
     options = read_options()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
-    # Ctrl-C, a closed terminal and a polite kill all end the way of an exception, which cleans up.
+    # Ctrl-C, a closed terminal and SIGTERM raise an exception, which cleans up.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     bench = Bench(options)
@@ -99,7 +101,7 @@ def run(bench, options):
 
 
 def measure_one(bench, options, column):
-    """All figures of one supervisor, each number of processes with a supervisor of its own."""
+    """All figures of one supervisor; each number of processes has a new supervisor."""
     for count in sorted({0, options.small, options.middle, options.large}):
         began = time.monotonic()
         bench.slots = measure.Slots(os.path.join(bench.shared, "slots"), max(count, 1))
@@ -132,7 +134,7 @@ def measure_count(bench, options, column, peer):
     stop(bench, column, peer)
     if count == options.large:
         for _ in range(options.rounds - 1):
-            # What takes minutes is not repeated: nobody would wait for it.
+            # A measurement that takes minutes is not repeated.
             if max(column.cells["start"] + column.cells["stop"]) > 30:
                 break
             start(bench, column, peer)
@@ -158,7 +160,7 @@ def stop(bench, column, peer):
 
 
 def while_calling(call, wait):
-    """Waits for what the call brings about, while it may still be under way; and then for its own end."""
+    """Waits for the effect of the call, and then for the end of the call."""
     failures = []
 
     def guarded():
@@ -211,13 +213,13 @@ def remember_idle_cpu(column, peer, seconds):
 
 
 def kill_and_wait(bench, peer, kills):
-    """Kills one process at a time, each time another, and says how many milliseconds later the next one ran."""
+    """Kills one process at a time, each time another. Returns the milliseconds until its successor ran."""
     took = []
     order = random.sample(range(peer.count), peer.count)
     for turn in range(kills):
         index = order[turn % peer.count]
         began, pid = bench.slots.read(index)
-        # A random pause, so that a supervisor with a cycle is not always met in the same part of it.
+        # A random pause, so that kills are spread over the cycle of a polling supervisor.
         time.sleep(random.random() * (peer.cycle or 0.05))
         time.sleep(max(0, began + int(peer.life * 1e9) - time.monotonic_ns()) / 1e9)
         killed = measure.kill(pid)
@@ -230,7 +232,7 @@ def kill_and_wait(bench, peer, kills):
 
 
 def describe(bench, options, columns, before, after):
-    """The report, as Markdown that reads well on a screen too."""
+    """The report as Markdown."""
     yield f"- command: `scripts/bench supervise {shlex.join(sys.argv[1:])}`".replace(" `", " `", 1)
     yield f"- commit: {report.commit()}"
     yield f"- machine: {report.machine()}"
@@ -305,20 +307,20 @@ def read_options():
     parser = argparse.ArgumentParser(prog="scripts/bench supervise", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="10 and 100 processes, 20 kills, 5 s idle, one round")
-    add("--only", metavar="NAMES", type=lambda text: text.split(","), help="these supervisors, with commas between them: "
+    add("--only", metavar="NAMES", type=lambda text: text.split(","), help="only these supervisors, separated by commas: "
         + ", ".join(peer.name for peer in peers.ALL))
     add("--small", type=int, metavar="N", help="the small number of processes (10)")
-    add("--middle", type=int, metavar="N", help="the middle one, for memory (100)")
-    add("--large", type=int, metavar="N", help="the large one (1000)")
-    add("--kills", type=int, metavar="N", help="how many processes are killed at each number (100)")
-    add("--rounds", type=int, metavar="N", help="how often the large number is started and stopped (3)")
-    add("--idle", type=float, metavar="SECONDS", help="how long the CPU of an idle supervisor is counted (30)")
-    add("--patience", type=float, default=300, metavar="SECONDS", help="how long one start or stop of all may take (300)")
+    add("--middle", type=int, metavar="N", help="the middle number, for memory (100)")
+    add("--large", type=int, metavar="N", help="the large number (1000)")
+    add("--kills", type=int, metavar="N", help="number of kills at each number of processes (100)")
+    add("--rounds", type=int, metavar="N", help="number of rounds of starting and stopping the large number (3)")
+    add("--idle", type=float, metavar="SECONDS", help="time over which the CPU use of an idle supervisor is measured (30)")
+    add("--patience", type=float, default=300, metavar="SECONDS", help="time limit of one start or stop of all (300)")
     add("--record", action="store_true", help="write the report into docs/bench/supervise.md")
     add("--procfleet", default=os.path.join(ROOT, "target", "release", "procfleet"), metavar="FILE", help="the server")
     add("--agent", default=os.path.join(ROOT, "target", "dist", "procfleet-agent"), metavar="FILE",
-        help="the agent that is measured, built as it is handed out (target/dist/procfleet-agent)")
-    add("--folder", metavar="FOLDER", help="where the temp folder is made; its disk is the one that counts (the system's)")
+        help="the measured agent, as it is released (target/dist/procfleet-agent)")
+    add("--folder", metavar="FOLDER", help="parent of the temp folder, on the disk to measure (the system's)")
     add("--log", default="info", metavar="FILTER", help="procfleet's PROCFLEET_LOG (info, its default)")
     add("--keep", action="store_true", help="keep the temp folder with all configurations and logs")
     options = parser.parse_args()

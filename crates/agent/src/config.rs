@@ -95,7 +95,7 @@ pub fn read_policy(named: Option<PathBuf>) -> Result<Allow, PolicyError> {
     }
 }
 
-/// Where the server's agent link is.
+/// The address of the server's agent link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerAddress {
     pub host: String,

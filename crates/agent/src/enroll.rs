@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs
 use tokio_tungstenite::tungstenite::Message;
 use tracing::{info, warn};
 
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 const AGAIN: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ async fn try_to_join(config: &AgentSettings) -> Result<AgentIdentity, EnrollErro
     let mut socket = tls::connect(&config.server, ENROLL_PATH, tls::with_pin(token.ca_pin)?).await?;
     let request = agent_message::Body::Enroll(request).into_bytes();
     socket.send(Message::Binary(request.into())).await.map_err(|_| EnrollError::BadAnswer)?;
-    let answer = tokio::time::timeout(PATIENCE, socket.next()).await.map_err(|_| EnrollError::BadAnswer)?;
+    let answer = tokio::time::timeout(TIMEOUT, socket.next()).await.map_err(|_| EnrollError::BadAnswer)?;
     let Some(Ok(Message::Binary(bytes))) = answer else { return Err(EnrollError::BadAnswer) };
     match decode_server(&bytes) {
         Ok(Body::Enrolled(enrolled)) => {

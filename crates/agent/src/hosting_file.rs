@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct HostingFile {
     path: PathBuf,
     inner: Arc<Mutex<Inner>>,
-    news: Arc<Notify>,
+    changed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ impl HostingFile {
             digest.0.finish()
         });
         let inner = Inner { earlier: earlier(&written), written: in_short, ..Inner::default() };
-        HostingFile { path, inner: Arc::new(Mutex::new(inner)), news: Arc::default() }
+        HostingFile { path, inner: Arc::new(Mutex::new(inner)), changed: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -88,7 +88,7 @@ impl HostingFile {
         match inner.hosted.get_mut(key) {
             Some(hosted) => {
                 hosted.operated = operated;
-                self.news.notify_one();
+                self.changed.notify_one();
             }
             None => {
                 inner.operated.insert(key.clone(), operated);
@@ -105,13 +105,13 @@ impl HostingFile {
                 if let Some(before) = inner.hosted.remove(key) {
                     inner.operated.insert(key.clone(), before.operated);
                 }
-                self.news.notify_one();
+                self.changed.notify_one();
             }
             (Hosting::Hosted, Some(hosted)) => {
                 if !Arc::ptr_eq(&hosted.spec, spec) && hosted.spec != *spec {
                     hosted.spec = spec.clone();
                     hosted.operated.at = now();
-                    self.news.notify_one();
+                    self.changed.notify_one();
                 }
             }
             (Hosting::Hosted, None) => {
@@ -120,7 +120,7 @@ impl HostingFile {
                 let operated =
                     known.unwrap_or_else(|| LastOperation { number: OpKind::Host.number(), at: now() });
                 inner.hosted.insert(key.clone(), Hosted { spec: spec.clone(), operated });
-                self.news.notify_one();
+                self.changed.notify_one();
             }
         }
     }
@@ -130,24 +130,24 @@ impl HostingFile {
         let mut inner = self.lock();
         inner.operated.remove(key);
         if inner.hosted.remove(key).is_some() {
-            self.news.notify_one();
+            self.changed.notify_one();
         }
     }
 
-    /// Keeps the file as it should be.
+    /// Writes the file after each change.
     pub(crate) async fn keep_written(&self) -> Infallible {
         loop {
-            self.news.notified().await;
+            self.changed.notified().await;
             let file = self.clone();
             // A disk may be slow.
             if tokio::task::spawn_blocking(move || file.write()).await.is_ok_and(|written| !written) {
-                self.news.notify_one();
+                self.changed.notify_one();
             }
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// Writes the file if it would be another one. False: it could not be written.
+    /// Writes the file if its content has changed. False: it could not be written.
     pub(crate) fn write(&self) -> bool {
         // Slow work is done without the lock, which actors wait for.
         let (hosted, written) = {
@@ -198,8 +198,8 @@ fn replace(path: &Path, hosted: &[(Arc<ProcKey>, Hosted)]) -> io::Result<()> {
 /// Entry by entry: a large file is never held in memory.
 fn render(hosted: &[(Arc<ProcKey>, Hosted)], to: &mut impl Write) -> io::Result<()> {
     to.write_all(b"{\"proc\":[")?;
-    for (place, (key, hosted)) in hosted.iter().enumerate() {
-        let joint = if place == 0 { "" } else { "," };
+    for (index, (key, hosted)) in hosted.iter().enumerate() {
+        let joint = if index == 0 { "" } else { "," };
         write!(to, "{joint}{}", entry(key, hosted))?;
     }
     to.write_all(b"]}\n")
@@ -268,12 +268,12 @@ fn entry(key: &ProcKey, hosted: &Hosted) -> Value {
     })
 }
 
-/// To JOB, a name is the whole of it.
+/// JOB knows only the name.
 fn value_key(key: &ProcKey) -> String {
     if key.namespace == ProcKey::JOB_NAMESPACE { key.name.clone() } else { key.to_string() }
 }
 
-/// 0 is none. A whole number is written as one: some readers take no other.
+/// 0 is no limit. A whole number is written without a fraction, because some readers accept only integers.
 fn limit(limit: Option<f64>) -> Value {
     let limit = limit.unwrap_or(0.0);
     if limit.fract() == 0.0 { json!(limit as i64) } else { json!(limit) }
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_follows_what_is_hosted_and_outlives_the_agent() {
+    fn the_hosting_file_follows_hosting_and_outlives_the_agent() {
         let data = tempfile::tempdir().expect("a temp dir");
         let path = data.path().join("etc/.proc");
         let file = HostingFile::open(data.path());

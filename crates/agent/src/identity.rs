@@ -186,7 +186,7 @@ mod tests {
         credentials.replace(identity("a1", 2, &[7, 8])).expect("replaced");
         assert_eq!(credentials.present().certificate.as_ref(), [2, 2]);
         check(folder, identity("a1", 2, &[7, 8]));
-        // A draft that was cut off is nothing.
+        // An incomplete temporary file is ignored.
         std::fs::write(folder.join("agent.renewed.json.new"), "{").expect("our own folder");
         check(folder, identity("a1", 2, &[7, 8]));
         identity("a2", 3, &[8, 9]).save(folder).expect("saved");

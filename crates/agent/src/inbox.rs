@@ -17,11 +17,11 @@ pub fn inbox(capacity: usize) -> (Inputs, Inbox) {
     (Inputs(shared.clone()), Inbox(shared))
 }
 
-/// Where inputs go.
+/// The sending end.
 #[derive(Clone, Debug)]
 pub struct Inputs(Arc<InboxShared>);
 
-/// Where they come from.
+/// The receiving end.
 #[derive(Debug)]
 pub struct Inbox(Arc<InboxShared>);
 

@@ -144,15 +144,16 @@ pub async fn run(
 ) -> Result<AgentEnding, AgentError> {
     let folder = &config.data;
     let lock = take_folder(folder)?;
-    let host = ExecContext::open(folder.join("output"), config.containment)?;
-    let host = Arc::new(host.allowing(config.allow.clone()).rotating(config.rotation));
-    exec::end_old_probes(&host);
-    let (journal, past) = journal::Journal::open(&folder.join(journal::FILE), host.boot_id()).await?;
+    let context = ExecContext::open(folder.join("output"), config.containment)?;
+    let context = Arc::new(context.allowing(config.allow.clone()).rotating(config.rotation));
+    exec::end_old_probes(&context);
+    let (journal, past) = journal::Journal::open(&folder.join(journal::FILE), context.boot_id()).await?;
     let outbox = outbox::Outbox::new(past.unacknowledged.clone());
     let states = states::StateReports::default();
     let hosting = hosting_file::HostingFile::open(folder);
     for proc in &past.procs {
-        // All of them before the first change: a reader must not miss a proc that was hosted all the time.
+        // All procs before the first change: a reader of the file must not miss a proc that was hosted all
+        // the time.
         if let Some(record) = &proc.record {
             hosting.keep(&Arc::new(proc.key.clone()), &record.spec, record.hosting);
         }
@@ -161,7 +162,7 @@ pub async fn run(
     let mut parts = Parts::default();
     let supervisor = supervisor::Supervisor::start(
         &mut parts,
-        host.clone(),
+        context.clone(),
         journal.clone(),
         outbox.clone(),
         states.clone(),
@@ -169,7 +170,7 @@ pub async fn run(
         past,
     );
 
-    tell_life(&config, &host, procs);
+    write_life(&config, &context, procs);
 
     let stop = async {
         let ending = stop.await;
@@ -186,16 +187,16 @@ pub async fn run(
         // The next agent process resumes all procs from the journal.
         panicked = panics::fatal() => Err(AgentError::Panicked(panicked)),
         ended = parts.ended() => Err(AgentError::Part(ended)),
-        ended = talk(&config, &journal, &supervisor, &outbox, &states) => {
+        ended = join_and_connect(&config, &journal, &supervisor, &outbox, &states) => {
             ended?;
             Ok(AgentEnding::Stop)
         }
-        never = keep_house(&host, &journal) => match never {},
-        never = tend_output(&host) => match never {},
-        never = tend_memory(&supervisor, &journal) => match never {},
+        never = run_housekeeping(&context, &journal) => match never {},
+        never = rotate_logs(&context) => match never {},
+        never = trim_memory(&supervisor, &journal) => match never {},
         never = hosting.keep_written() => match never {},
     };
-    info!(?ending, "agent is ending; its processes go on");
+    info!(?ending, "agent is stopping; its processes keep running");
     let end = async {
         supervisor.stop().await;
         parts.join().await;
@@ -213,7 +214,7 @@ pub async fn run(
 }
 
 /// Writes `agent.json`.
-fn tell_life(config: &AgentSettings, context: &ExecContext, procs: usize) {
+fn write_life(config: &AgentSettings, context: &ExecContext, procs: usize) {
     let pid = std::process::id();
     let life = lifecycle::life::AgentLife {
         pid,
@@ -224,25 +225,28 @@ fn tell_life(config: &AgentSettings, context: &ExecContext, procs: usize) {
         procs,
     };
     // A full disk does not prevent supervision.
-    if let Err(error) = life.tell(&config.data) {
+    if let Err(error) = life.write(&config.data) {
         tracing::warn!(%error, "cannot write agent.json; `procfleet agent upgrade` does not work until the next start");
     }
 }
 
 /// Periodic work.
-async fn keep_house(context: &Arc<ExecContext>, journal: &journal::Journal) -> std::convert::Infallible {
+async fn run_housekeeping(
+    context: &Arc<ExecContext>,
+    journal: &journal::Journal,
+) -> std::convert::Infallible {
     let mut ended = signal(SignalKind::child()).ok();
     let mut trim = tokio::time::interval(HOUSEKEEPING);
     let mut prune = tokio::time::interval(PRUNING);
     loop {
         tokio::select! {
-            () = told(&mut ended) => {
-                // Of many that end together, all are reaped together.
+            () = received(&mut ended) => {
+                // A short delay reaps processes that end together in one pass.
                 tokio::time::sleep(REAPING).await;
                 context.reap_orphans();
             }
             _ = trim.tick() => {
-                context.hear_kernel();
+                context.read_oom_kills();
                 context.trim_groups();
             }
             _ = prune.tick() => journal.prune().await,
@@ -251,7 +255,7 @@ async fn keep_house(context: &Arc<ExecContext>, journal: &journal::Journal) -> s
 }
 
 /// Rotates logs, concurrently with other work: copying takes a while.
-async fn tend_output(context: &Arc<ExecContext>) -> std::convert::Infallible {
+async fn rotate_logs(context: &Arc<ExecContext>) -> std::convert::Infallible {
     let mut forgotten_at: Option<Instant> = None;
     // By then the procs of the journal are resumed.
     let mut pause = SOON;
@@ -261,24 +265,24 @@ async fn tend_output(context: &Arc<ExecContext>) -> std::convert::Infallible {
         if with_forgotten {
             forgotten_at = Some(Instant::now());
         }
-        let host = context.clone();
-        let tend = move || {
+        let context = context.clone();
+        let rotate = move || {
             if with_forgotten {
-                host.tend_forgotten_output();
+                context.rotate_forgotten_logs();
             }
-            host.tend_output()
+            context.rotate_logs()
         };
-        let was_much = tokio::task::spawn_blocking(tend).await.unwrap_or(false);
+        let was_much = tokio::task::spawn_blocking(rotate).await.unwrap_or(false);
         pause = if was_much { SOON } else { HOUSEKEEPING };
     }
 }
 
 /// Returns the memory of a burst of ops to the kernel.
-async fn tend_memory(
+async fn trim_memory(
     supervisor: &supervisor::Supervisor,
     journal: &journal::Journal,
 ) -> std::convert::Infallible {
-    // After the start itself.
+    // The first time after the start.
     tokio::time::sleep(SOON).await;
     loop {
         journal.shrink().await;
@@ -287,18 +291,18 @@ async fn tend_memory(
     }
 }
 
-async fn told(signal: &mut Option<tokio::signal::unix::Signal>) {
-    let heard = match signal {
+async fn received(signal: &mut Option<tokio::signal::unix::Signal>) {
+    let signalled = match signal {
         Some(signal) => signal.recv().await,
         None => None,
     };
-    if heard.is_none() {
+    if signalled.is_none() {
         std::future::pending().await
     }
 }
 
 /// Joins if that has not happened yet, and then stays connected.
-async fn talk(
+async fn join_and_connect(
     config: &AgentSettings,
     journal: &journal::Journal,
     supervisor: &supervisor::Supervisor,

@@ -1,4 +1,4 @@
-//! The session with the server: ops in, reports and states out; and the patience between two sessions.
+//! The session with the server: ops in, reports and states out; and the back-off between two sessions.
 
 use crate::VERSION;
 use crate::config::AgentSettings;
@@ -8,7 +8,7 @@ use crate::log_query;
 use crate::outbox::Outbox;
 use crate::renewal::Renewal;
 use crate::specs;
-use crate::states::{StateNews, StateReports};
+use crate::states::{StateChanges, StateReports};
 use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError, Socket};
 use futures_util::{SinkExt, StreamExt};
@@ -36,8 +36,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const TAKEN_NAMED: usize = 1_000;
 /// Maximum size of one message of states, so that it fits a frame.
 const STATES_BYTES: usize = 40 * 1024;
-/// And so does one of events, which has less on a slow link. The next is sent when the server has stored
-/// them.
+/// Maximum size of one message of events; smaller on a slow link. The next message is sent when the server
+/// has stored the last one.
 const EVENTS_BYTES: usize = 40 * 1024;
 /// Write timeout. A server that is stopped does not read, and the TCP buffers fill up.
 const WRITE: Duration = Duration::from_secs(20);
@@ -72,7 +72,7 @@ impl From<WsError> for LinkEnd {
     }
 }
 
-/// Connects, and reconnects for ever.
+/// Connects, and reconnects whenever the session ends.
 pub(crate) async fn stay_connected(
     config: &AgentSettings,
     credentials: &Credentials,
@@ -82,11 +82,11 @@ pub(crate) async fn stay_connected(
     states: &StateReports,
 ) {
     let mut failures = 0;
-    let lost_lines_told = Cell::new(0);
+    let lost_lines_reported = Cell::new(0);
     loop {
-        let lost_lines_told = &lost_lines_told;
+        let lost_lines_reported = &lost_lines_reported;
         let session =
-            LinkSession { config, credentials, journal, supervisor, outbox, states, lost_lines_told };
+            LinkSession { config, credentials, journal, supervisor, outbox, states, lost_lines_reported };
         let mut welcomed = false;
         let end = session.run(&mut welcomed).await;
         failures = if welcomed { 0 } else { failures + 1 };
@@ -113,7 +113,8 @@ pub(crate) async fn stay_connected(
     }
 }
 
-/// Full jitter: a fleet that lost its server does not come back as one herd.
+/// Exponential back-off with full jitter, so that a fleet that lost its server does not reconnect all at once
+/// (thundering herd).
 pub fn back_off(failures: u32) -> Duration {
     let ceiling = (FIRST_PAUSE * 2u32.saturating_pow(failures.min(10))).min(LONGEST_PAUSE);
     random_part(ceiling)
@@ -121,7 +122,7 @@ pub fn back_off(failures: u32) -> Duration {
 
 fn random_part(whole: Duration) -> Duration {
     let mut bytes = [0; 4];
-    // Without randomness the pause is simply the whole.
+    // Without randomness the pause has its full length.
     match SystemRandom::new().fill(&mut bytes) {
         Ok(()) => whole.mul_f64(f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)),
         Err(_) => whole,
@@ -136,18 +137,18 @@ struct LinkSession<'a> {
     outbox: &'a Outbox,
     states: &'a StateReports,
     /// Number of lost log lines that the server knows of.
-    lost_lines_told: &'a Cell<u64>,
+    lost_lines_reported: &'a Cell<u64>,
 }
 
 impl LinkSession<'_> {
     async fn run(&self, welcomed: &mut bool) -> LinkEnd {
-        match self.talk(welcomed).await {
+        match self.serve(welcomed).await {
             Ok(never) => match never {},
             Err(end) => end,
         }
     }
 
-    async fn talk(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, LinkEnd> {
+    async fn serve(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, LinkEnd> {
         let identity = self.credentials.present();
         let tls = tls::with_identity(&identity)?;
         let mut socket = tls::connect(&self.config.server, LINK_PATH, tls).await?;
@@ -184,19 +185,19 @@ impl LinkSession<'_> {
         let (mut revision, all) = self.states.all();
         self.send_states(&mut socket, true, all).await?;
 
-        // The server pings; its silence for three of its own intervals is its end.
-        let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
-        let mut heard = Instant::now();
+        // The server pings. The session ends after a silence of three of its intervals.
+        let silence_limit = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
+        let mut last_received = Instant::now();
         let omitted = OmittedAccounts::of(&welcome);
         let mut questions = OpenQuestions { answering: JoinSet::new(), omitted };
         let mut batch = BatchSize::up_to(EVENTS_BYTES);
         let mut events = match welcome.takes_events {
-            true => Telling::Due,
-            false => Telling::Never,
+            true => EventSending::Due,
+            false => EventSending::Never,
         };
         loop {
-            if heard.elapsed() > patience {
-                return Err(LinkEnd::Silent(heard.elapsed()));
+            if last_received.elapsed() > silence_limit {
+                return Err(LinkEnd::Silent(last_received.elapsed()));
             }
             loop {
                 // Taken before the states and sent after them: a caller that has an outcome must see its
@@ -213,7 +214,7 @@ impl LinkSession<'_> {
             }
             // After the outcomes, and one message at a time, as the answers to questions: on a slow link an
             // outcome waits for at most one of them.
-            if events == Telling::Due {
+            if events == EventSending::Due {
                 events = self.send_events(&mut socket, batch.bytes()).await?;
                 continue;
             }
@@ -221,7 +222,7 @@ impl LinkSession<'_> {
                 // Messages of the server first: an acknowledgement saves a repeat, and a stop must not wait.
                 biased;
                 message = socket.next() => {
-                    heard = Instant::now();
+                    last_received = Instant::now();
                     let body = match message {
                         None | Some(Ok(Message::Close(_))) => return Err(LinkEnd::Closed),
                         Some(Err(error)) => return Err(error.into()),
@@ -237,11 +238,11 @@ impl LinkSession<'_> {
                     };
                     match body {
                         Body::EventsStored(stored) => {
-                            if let Telling::Awaited { sent } = events {
+                            if let EventSending::Awaited { sent } = events {
                                 batch.answered_after(sent.elapsed());
                             }
                             self.journal.forget_events(stored.up_to).await;
-                            events = Telling::Due;
+                            events = EventSending::Due;
                         }
                         Body::Renewed(renewed) => {
                             if let Some(kept) = renewal.take(self.credentials, renewed, Instant::now()) {
@@ -252,47 +253,52 @@ impl LinkSession<'_> {
                         Body::ReadSpec(question) => {
                             questions.take_spec(self.supervisor, self.journal, question);
                         }
-                        body => self.heed(epoch, omitted, body).await?,
+                        body => self.handle(epoch, omitted, body).await?,
                     }
                 }
                 answer = questions.next() => send(&mut socket, answer).await?,
-                () = self.outbox.news() => {}
-                () = self.states.news() => {}
-                // A timer of its own: without it, an idle agent would notice the silence only at its next
+                () = self.outbox.changed() => {}
+                () = self.states.changed() => {}
+                // A separate timer: without it, an idle agent would notice the silence only at its next
                 // report.
-                () = tokio::time::sleep_until((heard + patience).into()) => return Err(LinkEnd::Silent(heard.elapsed())),
+                () = tokio::time::sleep_until((last_received + silence_limit).into()) => return Err(LinkEnd::Silent(last_received.elapsed())),
                 () = sleep_until(renewal.wake_at()) => if let Some(request) = renewal.ask(Instant::now()) {
                     send(&mut socket, request).await?;
                 },
-                () = self.journal.event_news(), if events == Telling::Done => events = Telling::Due,
+                () = self.journal.events_changed(), if events == EventSending::Done => events = EventSending::Due,
             }
         }
     }
 
-    async fn send_states(&self, socket: &mut Socket, all: bool, news: StateNews) -> Result<(), LinkEnd> {
+    async fn send_states(
+        &self,
+        socket: &mut Socket,
+        all: bool,
+        changes: StateChanges,
+    ) -> Result<(), LinkEnd> {
         let mut batch = StatesMessage { all, ..StatesMessage::default() };
         let mut bytes = 0;
-        for state in news.procs {
+        for state in changes.procs {
             let size = state.report.len() + state.namespace.len() + state.name.len() + 32;
-            make_room(socket, &mut batch, &mut bytes, size).await?;
+            flush_if_full(socket, &mut batch, &mut bytes, size).await?;
             batch.procs.push(state);
         }
-        for groups in news.groups {
+        for groups in changes.groups {
             let size = groups.groups.len() + groups.namespace.len() + 32;
-            make_room(socket, &mut batch, &mut bytes, size).await?;
+            flush_if_full(socket, &mut batch, &mut bytes, size).await?;
             batch.groups.push(groups);
         }
         if batch != StatesMessage::default() {
             // Only with other changes: an agent that loses its log must not report each line.
             let lost = procfleet_program::log_lines_dropped();
-            batch.log_lines_dropped = lost.saturating_sub(self.lost_lines_told.get());
+            batch.log_lines_dropped = lost.saturating_sub(self.lost_lines_reported.get());
             send(socket, agent_message::Body::States(batch)).await?;
-            self.lost_lines_told.set(lost);
+            self.lost_lines_reported.set(lost);
         }
         Ok(())
     }
 
-    /// Renews an expired certificate, in a session of its own.
+    /// Renews an expired certificate, in a session for nothing else.
     async fn renew_expired(&self, socket: &mut Socket) -> Result<std::convert::Infallible, LinkEnd> {
         let mut renewal = Renewal::due_in(Some(0), Instant::now());
         let failed = |reason: &str| LinkEnd::NotRenewed(reason.to_owned());
@@ -312,7 +318,7 @@ impl LinkSession<'_> {
         }
     }
 
-    async fn send_events(&self, socket: &mut Socket, bytes: usize) -> Result<Telling, LinkEnd> {
+    async fn send_events(&self, socket: &mut Socket, bytes: usize) -> Result<EventSending, LinkEnd> {
         let events = match self.journal.oldest_events(bytes).await {
             Ok(events) => events,
             Err(failure) => {
@@ -320,18 +326,18 @@ impl LinkSession<'_> {
                     error = &failure as &dyn std::error::Error,
                     "cannot read events from the journal; retrying"
                 );
-                return Ok(Telling::Done);
+                return Ok(EventSending::Done);
             }
         };
         if events.is_empty() {
-            return Ok(Telling::Done);
+            return Ok(EventSending::Done);
         }
         let sent = Instant::now();
         send(socket, agent_message::Body::Events(Events { events })).await?;
-        Ok(Telling::Awaited { sent })
+        Ok(EventSending::Awaited { sent })
     }
 
-    async fn heed(&self, epoch: Epoch, omitted: OmittedAccounts, body: Body) -> Result<(), LinkEnd> {
+    async fn handle(&self, epoch: Epoch, omitted: OmittedAccounts, body: Body) -> Result<(), LinkEnd> {
         match body {
             Body::Op(op) => {
                 hit(Point::AgentOpReceived);
@@ -405,9 +411,9 @@ impl OpenQuestions {
             let busy = LogRead { id: question.id, code: Code::Busy.number(), message, ..LogRead::default() };
             self.answering.spawn(async move { agent_message::Body::LogRead(busy) });
         } else {
-            let (host, id, omitted) = (supervisor.host(), question.id, self.omitted);
+            let (context, id, omitted) = (supervisor.context(), question.id, self.omitted);
             self.answering.spawn(async move {
-                let answer = panics::catch(log_query::answer(host, question, omitted)).await;
+                let answer = panics::catch(log_query::answer(context, question, omitted)).await;
                 agent_message::Body::LogRead(answer.unwrap_or_else(|caught| LogRead {
                     id,
                     code: Code::SystemError.number(),
@@ -423,10 +429,10 @@ impl OpenQuestions {
             let busy = SpecRead { id: question.id, code: Code::Busy.number(), message, spec: Vec::new() };
             self.answering.spawn(async move { agent_message::Body::SpecRead(busy) });
         } else {
-            let (host, journal, id, omitted) =
-                (supervisor.host(), journal.clone(), question.id, self.omitted);
+            let (context, journal, id, omitted) =
+                (supervisor.context(), journal.clone(), question.id, self.omitted);
             self.answering.spawn(async move {
-                let answer = panics::catch(specs::answer(host, journal, question, omitted)).await;
+                let answer = panics::catch(specs::answer(context, journal, question, omitted)).await;
                 agent_message::Body::SpecRead(answer.unwrap_or_else(|caught| SpecRead {
                     id,
                     code: Code::SystemError.number(),
@@ -458,10 +464,10 @@ impl OpenQuestions {
 
 /// State of sending events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Telling {
-    /// This server does not take any.
+enum EventSending {
+    /// The server does not accept events.
     Never,
-    /// There may be some to send.
+    /// There may be events to send.
     Due,
     /// Events were sent and are not stored yet. No others are sent until then (back-pressure).
     Awaited {
@@ -506,7 +512,7 @@ async fn in_time(write: impl Future<Output = Result<(), WsError>>) -> Result<(),
 
 /// Sends states in several messages if necessary; the first begins the complete list. Flushes if `more` bytes
 /// would not fit.
-async fn make_room(
+async fn flush_if_full(
     socket: &mut Socket,
     batch: &mut StatesMessage,
     bytes: &mut usize,

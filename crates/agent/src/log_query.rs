@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The answer to a server of an earlier version that wants a renamed log to get its name back.
 const NO_REOPENING: &str = "this agent gives no renamed log its name back any more; the agent rotates logs itself \
     (--log-size, --log-keep), and an outside logrotate needs copytruncate";
-/// However long the server would wait.
+/// Maximum wait, whatever the server asks for.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 pub(crate) async fn answer(
@@ -47,8 +47,8 @@ mod tests {
     #[tokio::test]
     async fn a_request_to_reopen_a_log_from_an_earlier_server_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
-        let host =
-            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let context =
+            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a context"));
         let question = ReadLog {
             id: 7,
             namespace: "web".to_owned(),
@@ -56,7 +56,7 @@ mod tests {
             reopen: true,
             ..ReadLog::default()
         };
-        let answer = answer(host, question, OmittedAccounts::MeanEverybody).await;
+        let answer = answer(context, question, OmittedAccounts::MeanEverybody).await;
         assert_eq!((answer.id, answer.code), (7, Code::UnknownOp.number()));
         assert!(answer.message.contains("copytruncate"), "{answer:?}");
     }
@@ -64,10 +64,10 @@ mod tests {
     #[tokio::test]
     async fn a_question_without_accounts_is_refused_if_the_server_always_states_them() {
         let folder = tempfile::tempdir().expect("a folder");
-        let host =
-            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let context =
+            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a context"));
         let question = ReadLog { id: 7, namespace: "web".to_owned(), ..ReadLog::default() };
-        let answer = answer(host, question, OmittedAccounts::AreRefused).await;
+        let answer = answer(context, question, OmittedAccounts::AreRefused).await;
         assert_eq!((answer.id, answer.code), (7, Code::ArgsInvalid.number()));
         assert!(answer.message.contains("accounts"), "{answer:?}");
     }

@@ -13,13 +13,13 @@ use tokio::sync::Notify;
 const REPEAT: Duration = Duration::from_secs(10);
 /// A batch stays below this, so that it fits a frame of the link; one report never has more than half of it.
 const BATCH_BYTES: usize = 40 * 1024;
-/// Confirmations are small, but there may be many.
+/// Maximum number of confirmations in a batch.
 const BATCH_TAKEN: usize = 256;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox {
     inner: Arc<Mutex<Inner>>,
-    news: Arc<Notify>,
+    changed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -42,14 +42,14 @@ impl Outbox {
 
     pub(crate) fn taken(&self, op: OpId) {
         self.lock().taken.insert(op);
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 
     pub(crate) fn done(&self, op: OpId, outcome: Outcome) {
         let mut inner = self.lock();
         inner.taken.remove(&op);
         inner.done.insert(op, (outcome, None));
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 
     /// Sends the outcome of this op again. False: there is none, or it is acknowledged.
@@ -57,7 +57,7 @@ impl Outbox {
         let mut inner = self.lock();
         let Some((_, sent)) = inner.done.get_mut(&op) else { return false };
         *sent = None;
-        self.news.notify_one();
+        self.changed.notify_one();
         true
     }
 
@@ -75,7 +75,7 @@ impl Outbox {
         for (_, sent) in inner.done.values_mut() {
             *sent = None;
         }
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 
     /// The next batch to send; empty when there is nothing now.
@@ -105,8 +105,8 @@ impl Outbox {
     }
 
     /// Returns when there may be something to send, or to send again.
-    pub(crate) async fn news(&self) {
-        let _ = tokio::time::timeout(REPEAT, self.news.notified()).await;
+    pub(crate) async fn changed(&self) {
+        let _ = tokio::time::timeout(REPEAT, self.changed.notified()).await;
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_that_is_asked_for_is_said_again_at_once() {
+    fn an_outcome_that_is_asked_for_is_sent_again_at_once() {
         let outbox = Outbox::new(vec![(op(1), outcome(3))]);
         let now = Instant::now();
         assert_eq!(ops(&outbox.next_batch(now)), [op(1)]);

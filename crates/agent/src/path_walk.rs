@@ -22,7 +22,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-/// As many links as the kernel follows.
+/// Maximum number of symbolic links, as in the kernel.
 const LINKS: usize = 40;
 const STICKY: u32 = 0o1000;
 const GROUP_WRITES: u32 = 0o020;
@@ -83,7 +83,7 @@ struct WalkStep {
     uid: u32,
     gid: u32,
     mode: u32,
-    /// By hard links.
+    /// The file has other hard links.
     has_other_names: bool,
 }
 
@@ -194,7 +194,7 @@ impl Walked {
             .or_else(|| self.hard_link())
     }
 
-    /// Where anybody may make a name, the name of a file that has others may be anybody's.
+    /// In a folder that any account may write, any account may have created this hard link.
     fn hard_link(&self) -> Option<Doubt> {
         let [.., folder, end] = self.steps.as_slice() else { return None };
         let anybody = folder.mode & (GROUP_WRITES | ANYBODY_WRITES) != 0;
@@ -214,7 +214,7 @@ impl Walked {
         &self.real
     }
 
-    /// Opens the very file that was walked to, with the rights that the caller has now.
+    /// Opens the file that the walk found, with the rights that the caller has now.
     pub(crate) fn open(&self, flags: OFlags) -> io::Result<File> {
         let path = format!("/proc/self/fd/{}", self.end.as_raw_fd());
         Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?.into())

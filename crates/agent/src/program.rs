@@ -19,6 +19,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -125,6 +126,9 @@ impl std::fmt::Debug for Args {
 /// The journal or the configuration cannot be used, and a restart would not help (EX_CONFIG of sysexits.h).
 const NEEDS_OPERATOR: u8 = 78;
 
+/// How long a thread for blocking work is kept without work, with its stack and its part of the heap.
+const BLOCKING_THREAD_IDLE: Duration = Duration::from_secs(1);
+
 /// Runs the agent until a stop signal, or a verb. Call it with signals blocked (`block_signals`).
 pub fn main(args: Args) -> ExitCode {
     if args.verb.is_some() {
@@ -133,9 +137,9 @@ pub fn main(args: Args) -> ExitCode {
     match &args.verb {
         None if args.print_systemd_unit => return print_systemd_unit(&args),
         None => {}
-        Some(AgentVerb::Upgrade(wanted)) => return said(upgrade::upgrade(wanted)),
-        Some(AgentVerb::Check(folder)) => return said(upgrade::check(&folder.data)),
-        Some(AgentVerb::Repair(folder)) => return said(crate::repair(&folder.data)),
+        Some(AgentVerb::Upgrade(wanted)) => return print_result(upgrade::upgrade(wanted)),
+        Some(AgentVerb::Check(folder)) => return print_result(upgrade::check(&folder.data)),
+        Some(AgentVerb::Repair(folder)) => return print_result(crate::repair(&folder.data)),
     }
     if let Some(token) = &args.token
         && let Some(arguments) = without_token(std::env::args_os())
@@ -151,7 +155,7 @@ pub fn main(args: Args) -> ExitCode {
         (Some(token), _) => (token, "--token".to_owned()),
         (None, Some(file)) => match std::fs::read_to_string(file) {
             Ok(token) => (token, format!("--token-file {}", file.display())),
-            // It was needed once.
+            // A token file may be missing later: the token is needed only for joining.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => (String::new(), String::new()),
             Err(error) => {
                 print_error(&format!("--token-file {}: {error}", file.display()));
@@ -172,7 +176,7 @@ pub fn main(args: Args) -> ExitCode {
         Ok(allow) => allow,
         Err(error) => return failed(&error),
     };
-    // Now: when it is to be renewed, the file that it runs may be called otherwise.
+    // Read now: before a re-exec the file may have been renamed.
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return failed(&error),
@@ -197,7 +201,7 @@ pub fn main(args: Args) -> ExitCode {
         Ok(AgentEnding::Stop) => ExitCode::SUCCESS,
         Ok(AgentEnding::Reexec) => {
             let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-            // The successor knows nothing of lines that still wait.
+            // Flushes the log: the next program does not know the waiting lines.
             drop(log);
             failed(&reexec(&program, &arguments))
         }
@@ -233,8 +237,12 @@ fn without_token(arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsStri
 
 /// Runs the agent on one thread, which is enough and keeps it small.
 fn serve(config: AgentSettings, until_stdin_closes: bool) -> Result<AgentEnding, AgentError> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        // Threads for files are needed for a moment, and then seldom.
+        .thread_keep_alive(BLOCKING_THREAD_IDLE)
+        .build()
+        .map_err(AgentError::Runtime)?;
     // Installed early: SIGHUP may arrive before the agent is ready.
     let hangup = {
         let _within = runtime.enter();
@@ -255,7 +263,7 @@ fn serve(config: AgentSettings, until_stdin_closes: bool) -> Result<AgentEnding,
     done
 }
 
-fn said<E: Error>(done: Result<String, E>) -> ExitCode {
+fn print_result<E: Error>(done: Result<String, E>) -> ExitCode {
     match done {
         Ok(text) => printed(&format!("{text}\n")),
         Err(error) => failed(&error),

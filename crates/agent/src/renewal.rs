@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 /// Interval of retries for an answer that did not arrive, or could not be stored.
 const AGAIN: Duration = Duration::from_secs(30);
-/// Longer than any certificate is waited for in steps, so that no timer overflows.
+/// Maximum wait of one timer, so that no timer overflows.
 const LONGEST_WAIT: Duration = Duration::from_secs(400 * 86_400);
 
 /// The state of the renewal within one session.
@@ -32,7 +32,8 @@ impl Renewal {
         self.due
     }
 
-    /// The request, when it is due. Without a key there is none, and another try later.
+    /// The request, when it is due. If no key can be created, there is no request, and the next try comes
+    /// later.
     pub(crate) fn ask(&mut self, now: Instant) -> Option<Body> {
         self.due.filter(|due| *due <= now)?;
         self.due = Some(now + AGAIN);

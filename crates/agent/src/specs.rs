@@ -23,22 +23,22 @@ pub(crate) async fn answer(
     let accounts = question.readable_accounts(omitted);
     let ReadSpec { id, namespace, name, .. } = question;
     let proc = ProcKey { namespace, name };
-    let told = match (context.allow().refusal(OpKind::Query, None), accounts) {
+    let answer = match (context.allow().refusal(OpKind::Query, None), accounts) {
         (Some(reason), _) => Err((Code::NotAllowed, reason)),
         (None, Err(fault)) => Err((Code::ArgsInvalid, format!("the server sent {fault}"))),
         (None, Ok(accounts)) => match journal.spec(proc.clone()).await {
-            Ok(Some(spec)) => told(&spec, &accounts),
+            Ok(Some(spec)) => readable(&spec, &accounts),
             Ok(None) => Err((Code::NoSpec, format!("no spec of {proc} is stored on this host"))),
             Err(failure) => Err((Code::SystemError, format!("the journal cannot be read: {failure}"))),
         },
     };
-    match told {
+    match answer {
         Ok(spec) => SpecRead { id, code: Code::Success.number(), message: String::new(), spec },
         Err((code, message)) => SpecRead { id, code: code.number(), message, spec: Vec::new() },
     }
 }
 
-fn told(spec: &Spec, accounts: &GrantScope<String>) -> Result<Vec<u8>, (Code, String)> {
+fn readable(spec: &Spec, accounts: &GrantScope<String>) -> Result<Vec<u8>, (Code, String)> {
     let user = &spec.identity.user;
     if !accounts.allows(user) {
         let reason = format!("the spec is of user {user:?}, and the app may not use that account");

@@ -12,21 +12,22 @@ use tokio::sync::Notify;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StateReports {
     inner: Arc<Mutex<Inner>>,
-    news: Arc<Notify>,
+    changed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     revision: u64,
     /// `None`: the proc was unregistered, and the server should delete it too.
-    procs: BTreeMap<Arc<ProcKey>, (u64, Option<ProcReport>)>,
+    /// Boxed: the nodes of the tree are half empty.
+    procs: BTreeMap<Arc<ProcKey>, (u64, Option<Box<ProcReport>>)>,
     /// By namespace. An empty list: the groups were deleted, and the server should know it.
     groups: BTreeMap<String, (u64, Vec<ProcessGroup>)>,
 }
 
 /// Changes for the server.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct StateNews {
+pub(crate) struct StateChanges {
     pub(crate) procs: Vec<ProcStateMessage>,
     pub(crate) groups: Vec<GroupsMessage>,
 }
@@ -41,7 +42,7 @@ impl StateReports {
         let inner = self.lock();
         if let Some((_, Some(known))) = inner.procs.get(proc) {
             let now = std::mem::replace(&mut report.reported_at, known.reported_at);
-            if *known == report {
+            if **known == report {
                 return;
             }
             report.reported_at = now;
@@ -56,8 +57,8 @@ impl StateReports {
     fn change(&self, mut inner: MutexGuard<'_, Inner>, proc: &Arc<ProcKey>, report: Option<ProcReport>) {
         inner.revision += 1;
         let revision = inner.revision;
-        inner.procs.insert(proc.clone(), (revision, report));
-        self.news.notify_one();
+        inner.procs.insert(proc.clone(), (revision, report.map(Box::new)));
+        self.changed.notify_one();
     }
 
     pub(crate) fn publish_groups(&self, namespace: &str, groups: Vec<ProcessGroup>) {
@@ -65,33 +66,35 @@ impl StateReports {
         inner.revision += 1;
         let revision = inner.revision;
         inner.groups.insert(namespace.to_owned(), (revision, groups));
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 
     /// All states, for a new session. Unregistered procs are missing in the list.
-    pub(crate) fn all(&self) -> (u64, StateNews) {
+    pub(crate) fn all(&self) -> (u64, StateChanges) {
         let mut inner = self.lock();
         inner.procs.retain(|_, (_, report)| report.is_some());
         inner.groups.retain(|_, (_, groups)| !groups.is_empty());
-        (inner.revision, news_since(&inner, 0))
+        (inner.revision, changes_since(&inner, 0))
     }
 
     /// Changes since `revision`, and the present revision.
-    pub(crate) fn since(&self, revision: u64) -> (u64, StateNews) {
+    pub(crate) fn since(&self, revision: u64) -> (u64, StateChanges) {
         let inner = self.lock();
-        (inner.revision, news_since(&inner, revision))
+        (inner.revision, changes_since(&inner, revision))
     }
 
-    pub(crate) async fn news(&self) {
-        self.news.notified().await;
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
     }
 }
 
-fn news_since(inner: &Inner, since: u64) -> StateNews {
+fn changes_since(inner: &Inner, since: u64) -> StateChanges {
     let procs = inner.procs.iter().filter(|(_, (at, _))| *at > since);
     let groups = inner.groups.iter().filter(|(_, (at, _))| *at > since);
-    StateNews {
-        procs: procs.map(|(proc, (at, report))| ProcStateMessage::new(proc, *at, report.as_ref())).collect(),
+    StateChanges {
+        procs: procs
+            .map(|(proc, (at, report))| ProcStateMessage::new(proc, *at, report.as_deref()))
+            .collect(),
         groups: groups.map(|(namespace, (at, groups))| GroupsMessage::new(namespace, *at, groups)).collect(),
     }
 }

@@ -30,7 +30,7 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 /// The name inside the CA that the server must prove.
 const SERVER_NAME: &str = "procfleet-server";
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 const USER_TIMEOUT_MS: u32 = 20_000;
 /// TCP_NOTSENT_LOWAT: the most bytes that the kernel holds without having sent them. An outcome cannot
 /// overtake bytes that are in the kernel.
@@ -42,7 +42,7 @@ pub type Socket = WebSocketStream<TlsStream<TcpStream>>;
 pub enum ConnectError {
     #[error("connecting to {0}")]
     Tcp(ServerAddress, #[source] io::Error),
-    #[error("{0} did not answer within {PATIENCE:?}")]
+    #[error("{0} did not answer within {TIMEOUT:?}")]
     Silent(ServerAddress),
     #[error("making TLS ready")]
     Prepare(#[source] TlsError),
@@ -87,7 +87,7 @@ fn builder() -> Result<
 }
 
 pub async fn connect(server: &ServerAddress, path: &str, tls: ClientConfig) -> Result<Socket, ConnectError> {
-    let connecting = tokio::time::timeout(PATIENCE, connect_now(server, path, tls)).await;
+    let connecting = tokio::time::timeout(TIMEOUT, connect_now(server, path, tls)).await;
     connecting.map_err(|_| ConnectError::Silent(server.clone()))?
 }
 

@@ -7,7 +7,7 @@ use procfleet_agent::config::{PolicyError, read_policy};
 use procfleet_agent::exec::pid_file_names_another;
 use procfleet_testkit::fuzz::Fuzz;
 
-/// Whoever writes the file does not choose whom we signal by writing something odd.
+/// The writer of a pid file cannot choose which process is signalled by writing something odd.
 #[test]
 fn pid_files() {
     let folder = tempfile::tempdir().expect("a temp dir");

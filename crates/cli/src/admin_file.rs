@@ -18,7 +18,7 @@ const WRITABLE_BY_GROUP: u32 = 0o020;
 const WRITABLE_BY_OTHERS: u32 = 0o002;
 const OPEN_TO_OTHERS: u32 = 0o077;
 const STICKY: u32 = 0o1000;
-/// As many as the kernel follows.
+/// Maximum number of symbolic links, as in the kernel.
 const LINKS: usize = 40;
 
 #[derive(serde::Deserialize)]
@@ -36,7 +36,7 @@ pub(crate) struct AdminFile {
     pub(crate) content: Result<Admin, Unusable>,
 }
 
-/// In a few words that hold nothing of the file's text.
+/// The texts contain nothing of the file's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unusable {
     Missing,

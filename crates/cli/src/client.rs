@@ -20,7 +20,7 @@ use ureq::{Body, Timeout};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const OVERALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// A task on 100,000 hosts is about 40 MB; this only keeps a stranger from filling our memory.
+/// A task on 100,000 hosts is about 40 MB; the limit only protects the memory of the client.
 const MAX_ANSWER: u64 = 512 * 1024 * 1024;
 
 #[derive(Clone)]
@@ -31,7 +31,7 @@ pub(crate) struct Client {
     credentials: String,
 }
 
-/// The `data` of one reply, as it came. `--json` prints it so that nothing the server said is lost.
+/// The `data` of one reply, unchanged, so that `--json` prints fields that this client does not know.
 #[derive(Debug)]
 pub(crate) struct ReplyData {
     pub(crate) data: Value,
@@ -143,7 +143,7 @@ impl ReplyData {
     }
 }
 
-/// One part of a path: everything that has a meaning in a url is taken out of it.
+/// One segment of a path, percent-encoded.
 pub(crate) fn path_segment(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
@@ -191,7 +191,7 @@ fn words_for(fault: &ureq::Error) -> Phase {
             ErrorKind::ConnectionRefused => Phase::Connecting("connection refused".to_owned()),
             ErrorKind::HostUnreachable => Phase::Connecting("there is no way to this host".to_owned()),
             ErrorKind::NetworkUnreachable => Phase::Connecting("there is no way to its network".to_owned()),
-            // Every other error of a socket can come late, so the careful answer is given.
+            // Other socket errors may occur after sending, so the request may have been carried out.
             _ => Phase::Answering(lower(&io.to_string())),
         },
         Fault::HostNotFound => Phase::Connecting("no such host".to_owned()),
@@ -202,7 +202,7 @@ fn words_for(fault: &ureq::Error) -> Phase {
         Fault::ConnectionFailed | Fault::BadUri(_) | Fault::Http(_) | Fault::Tls(_) | Fault::Rustls(_) => {
             Phase::Connecting(lower(&fault.to_string()))
         }
-        // ureq's list of errors is open; of the rest none is known to come before sending.
+        // `ureq::Error` is non-exhaustive; no other variant is known to occur before sending.
         _ => Phase::Answering(lower(&fault.to_string())),
     }
 }
@@ -211,7 +211,7 @@ fn tls_words(fault: &str) -> String {
     format!("TLS failed: {}; see --ca", lower(fault))
 }
 
-/// Other people's messages in our style.
+/// Lowercases the first letter of a library's message.
 fn lower(text: &str) -> String {
     let mut chars = text.chars();
     match chars.next() {
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_segment_cannot_leave_its_place() {
+    fn a_path_segment_is_percent_encoded() {
         assert_eq!(path_segment("GSETASK:20261115000000:7"), "GSETASK%3A20261115000000%3A7");
         assert_eq!(path_segment("../x?y#z é"), "..%2Fx%3Fy%23z%20%C3%A9");
     }

@@ -213,7 +213,7 @@ impl SourceValues<'_> {
 fn check_url(url: &str) -> Result<String, Error> {
     let bare = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
     match bare {
-        // Whatever stands before an @ would be printed with every message that names the address.
+        // A password before an @ would be printed with every message that names the URL.
         Some(rest) if rest.contains('@') => Err(Error::Usage(
             "the url holds a user or a password; use --app-code and --app-secret".to_owned(),
         )),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn url_code_and_secret_come_from_the_first_source_that_says_anything() {
+    fn url_code_and_secret_come_from_the_first_source_that_sets_any() {
         let dir = data(Some(FILE));
         let of_file = ("http://127.0.0.1:52030", "admin", "from-file", "admin.json");
         let given = ("https://fleet.example/gate", "ops", "given");
@@ -352,8 +352,8 @@ mod tests {
         for (dir, found) in [(&none, "there is no such file"), (&broken, "it cannot be understood at line 1")]
         {
             let text = connection(&[], dir.path()).login().err().expect("nothing to use").to_string();
-            let place = dir.path().join("admin.json").display().to_string();
-            for part in ["--url", "--app-secret", "PROCFLEET_APP_SECRET", "--data", place.as_str(), found] {
+            let file = dir.path().join("admin.json").display().to_string();
+            for part in ["--url", "--app-secret", "PROCFLEET_APP_SECRET", "--data", file.as_str(), found] {
                 assert!(text.contains(part), "{part} is not in: {text}");
             }
             assert!(!text.contains("77123"), "{text}");

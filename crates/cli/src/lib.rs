@@ -1,7 +1,7 @@
 //! The client verbs: `procfleet ps`, `procfleet start` and so on.
 //!
 //! Each verb is one file in `verb/`: it calls the server through `client` and prints through
-//! [`Surroundings`]. This crate reads neither argv nor the environment (clap does, for the binary) and never
+//! [`Console`]. This crate reads neither argv nor the environment (clap does, for the binary) and never
 //! exits: [`run`] returns a [`VerbExit`]. It uses only the public API of the server.
 
 mod admin_file;
@@ -17,7 +17,7 @@ mod wait;
 pub use connection::ConnectionFlags;
 pub use error::Error;
 pub use login::Secret;
-pub use output::{Asks, Colors, OutputFlag, PollPace, ProgressDisplay, Surroundings, When};
+pub use output::{Colors, Console, OutputFlag, PollPace, ProgressDisplay, Prompts, When};
 pub use verb::{
     agents::Agents,
     app::AppVerb,
@@ -62,7 +62,7 @@ Exit status of the verbs:
 /// Help about the exit status of a verb that queries a process.
 const STATUS_EXITS: &str = "\
 Exit status:
-  0  it is running on every host that is meant
+  0  it is running on every selected host
   3  it is stopped on one of them
   4  it is not known there, or a host did not answer
   1  the server refused the request
@@ -157,7 +157,7 @@ impl Verb {
             Verb::Agents(agents) => Some(agents.output()),
             Verb::Token(token) => Some(token.output()),
             Verb::User(user) => Some(user.output()),
-            // They show neither times nor states.
+            // These verbs print neither times nor states.
             Verb::App(_) | Verb::Business(_) | Verb::Ca(_) => None,
             Verb::Events(events) => Some(events.output),
             Verb::Webhook(webhook) => Some(webhook.output()),
@@ -193,44 +193,44 @@ impl From<VerbExit> for std::process::ExitCode {
 /// Runs a verb with the stdin, stdout and stderr of this process.
 pub fn run(verb: Verb) -> VerbExit {
     let (mut input, mut out, mut err) = (std::io::stdin(), std::io::stdout(), std::io::stderr());
-    run_in(verb, &mut Surroundings::of_process(&mut input, &mut out, &mut err))
+    run_in(verb, &mut Console::of_process(&mut input, &mut out, &mut err))
 }
 
-/// Runs a verb in the given surroundings, so that tests see the output.
-pub fn run_in(verb: Verb, around: &mut Surroundings<'_>) -> VerbExit {
+/// Runs a verb with the given console, so that tests see the output.
+pub fn run_in(verb: Verb, console: &mut Console<'_>) -> VerbExit {
     if let Some(output) = verb.output() {
-        around.appear(output);
+        console.apply_flags(output);
     }
-    carry_out(verb, around).unwrap_or_else(|error| {
-        around.note(&format!("error: {error}"));
+    carry_out(verb, console).unwrap_or_else(|error| {
+        console.note(&format!("error: {error}"));
         error.exit()
     })
 }
 
-fn carry_out(verb: Verb, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+fn carry_out(verb: Verb, console: &mut Console<'_>) -> Result<VerbExit, Error> {
     match verb {
-        Verb::Ps(ps) => ps.run(around),
-        Verb::Start(operate) => operate.run(OpKind::Start, around),
-        Verb::Stop(operate) => operate.run(OpKind::Stop, around),
-        Verb::Restart(operate) => operate.run(OpKind::Restart, around),
-        Verb::Reload(operate) => operate.run(OpKind::Reload, around),
-        Verb::Kill(operate) => operate.run(OpKind::Kill, around),
-        Verb::Host(operate) => operate.run(OpKind::Host, around),
-        Verb::Unhost(operate) => operate.run(OpKind::Unhost, around),
-        Verb::Unregister(plain) => plain.run(OpKind::Unregister, around),
-        Verb::Status(operate) => operate.run(OpKind::Query, around),
-        Verb::IsRunning(asked) => asked.run(around),
-        Verb::Show(show) => show.run(around),
-        Verb::Logs(logs) => logs.run(around),
-        Verb::Task(task) => task.run(around),
-        Verb::Agents(agents) => agents.run(around),
-        Verb::Token(token) => token.run(around),
-        Verb::App(app) => app.run(around),
-        Verb::User(user) => user.run(around),
-        Verb::Business(business) => business.run(around),
-        Verb::Ca(ca) => ca.run(around),
-        Verb::Events(events) => events.run(around),
-        Verb::Webhook(webhook) => webhook.run(around),
-        Verb::Audit(audit) => audit.run(around),
+        Verb::Ps(ps) => ps.run(console),
+        Verb::Start(operate) => operate.run(OpKind::Start, console),
+        Verb::Stop(operate) => operate.run(OpKind::Stop, console),
+        Verb::Restart(operate) => operate.run(OpKind::Restart, console),
+        Verb::Reload(operate) => operate.run(OpKind::Reload, console),
+        Verb::Kill(operate) => operate.run(OpKind::Kill, console),
+        Verb::Host(operate) => operate.run(OpKind::Host, console),
+        Verb::Unhost(operate) => operate.run(OpKind::Unhost, console),
+        Verb::Unregister(plain) => plain.run(OpKind::Unregister, console),
+        Verb::Status(operate) => operate.run(OpKind::Query, console),
+        Verb::IsRunning(asked) => asked.run(console),
+        Verb::Show(show) => show.run(console),
+        Verb::Logs(logs) => logs.run(console),
+        Verb::Task(task) => task.run(console),
+        Verb::Agents(agents) => agents.run(console),
+        Verb::Token(token) => token.run(console),
+        Verb::App(app) => app.run(console),
+        Verb::User(user) => user.run(console),
+        Verb::Business(business) => business.run(console),
+        Verb::Ca(ca) => ca.run(console),
+        Verb::Events(events) => events.run(console),
+        Verb::Webhook(webhook) => webhook.run(console),
+        Verb::Audit(audit) => audit.run(console),
     }
 }

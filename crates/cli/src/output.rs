@@ -9,7 +9,7 @@ use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::time::Duration;
 
 /// The environment of a verb. Created once by [`run`](crate::run), or by a test.
-pub struct Surroundings<'a> {
+pub struct Console<'a> {
     /// Read for `-f -`.
     pub input: &'a mut dyn Read,
     /// Results, and with `--json` nothing but one document.
@@ -17,7 +17,7 @@ pub struct Surroundings<'a> {
     /// Progress, hints and errors.
     pub err: &'a mut dyn Write,
     pub progress: ProgressDisplay,
-    pub asks: Asks,
+    pub prompts: Prompts,
     /// Whether results are coloured.
     pub colors: Colors,
     /// The time zone of printed times, unless `--utc` is given.
@@ -29,11 +29,11 @@ pub struct Surroundings<'a> {
 
 /// Whether a person can be asked for confirmation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asks {
+pub enum Prompts {
     /// A person at a terminal.
-    Person,
+    Allowed,
     /// A script: it continues without confirmation.
-    Nobody,
+    Forbidden,
 }
 
 /// Whether standard output is a terminal.
@@ -112,23 +112,23 @@ impl OutputFlag {
     }
 }
 
-impl<'a> Surroundings<'a> {
+impl<'a> Console<'a> {
     pub(crate) fn of_process(
         input: &'a mut dyn Read,
         out: &'a mut dyn Write,
         err: &'a mut dyn Write,
-    ) -> Surroundings<'a> {
+    ) -> Console<'a> {
         let progress =
             if std::io::stderr().is_terminal() { ProgressDisplay::Bar } else { ProgressDisplay::Lines };
         let at_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-        let asks = if at_terminal { Asks::Person } else { Asks::Nobody };
+        let prompts = if at_terminal { Prompts::Allowed } else { Prompts::Forbidden };
         let colors = if std::io::stdout().is_terminal() { Colors::Shown } else { Colors::Plain };
         let (zone, now) = (TimeZone::system(), jiff::Timestamp::now().as_second());
-        Surroundings { input, out, err, progress, asks, colors, zone, now, pace: PollPace::default() }
+        Console { input, out, err, progress, prompts, colors, zone, now, pace: PollPace::default() }
     }
 
     /// A line of the result.
-    pub(crate) fn say(&mut self, text: &str) -> Result<(), Error> {
+    pub(crate) fn print_line(&mut self, text: &str) -> Result<(), Error> {
         match writeln!(self.out, "{text}").and_then(|()| self.out.flush()) {
             // The reader has closed the pipe (`procfleet ps | head`). The exit status still reports the
             // outcomes.
@@ -157,7 +157,7 @@ impl<'a> Surroundings<'a> {
     }
 
     /// Applies the output flags.
-    pub(crate) fn appear(&mut self, output: OutputFlag) {
+    pub(crate) fn apply_flags(&mut self, output: OutputFlag) {
         if output.utc {
             self.zone = TimeZone::UTC;
         }
@@ -171,7 +171,7 @@ impl<'a> Surroundings<'a> {
 
     pub(crate) fn json(&mut self, data: &serde_json::Value) -> Result<(), Error> {
         let text = serde_json::to_string_pretty(data).expect("a JSON value has only text keys");
-        self.say(&text)
+        self.print_line(&text)
     }
 
     /// Prints nothing to stdout if there are no rows, so that scripts do not see a header.
@@ -187,16 +187,16 @@ impl<'a> Surroundings<'a> {
         }
         let state = header.iter().position(|name| *name == STATE).filter(|_| self.colors == Colors::Shown);
         let colored: Vec<Option<&str>> =
-            rows.iter().map(|row| state.and_then(|place| color_of(&row[place]))).collect();
+            rows.iter().map(|row| state.and_then(|index| color_of(&row[index]))).collect();
         let text = table(header, rows);
-        // Afterwards, by lines: escape sequences have a length, and would shift the columns.
+        // Coloured after alignment, because escape sequences would shift the columns.
         let lines = text.lines().enumerate().map(|(number, line)| {
             match number.checked_sub(1).and_then(|row| colored.get(row).copied().flatten()) {
                 Some(color) => format!("\u{1b}[{color}m{line}\u{1b}[0m"),
                 None => line.to_owned(),
             }
         });
-        self.say(&lines.collect::<Vec<_>>().join("\n"))
+        self.print_line(&lines.collect::<Vec<_>>().join("\n"))
     }
 }
 
@@ -218,9 +218,9 @@ fn color_of(state: &str) -> Option<&'static str> {
     }
 }
 
-impl fmt::Debug for Surroundings<'_> {
+impl fmt::Debug for Console<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Surroundings").field("progress", &self.progress).finish_non_exhaustive()
+        f.debug_struct("Console").field("progress", &self.progress).finish_non_exhaustive()
     }
 }
 
@@ -237,8 +237,8 @@ pub(crate) fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -
     table.trim_fmt()
 }
 
-/// One line without control characters. Messages come from hosts and from what runs there; they must not be
-/// able to move the cursor of the person who reads them.
+/// One line without control characters. Messages contain text of hosts and processes, which must not send
+/// escape sequences to the terminal.
 pub(crate) fn plain(text: &str) -> String {
     text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -322,14 +322,14 @@ mod tests {
         <Command as clap::Parser>::parse_from(std::iter::once("x").chain(line.split_whitespace())).output
     }
 
-    fn with<T>(out: &mut dyn Write, act: impl FnOnce(&mut Surroundings<'_>) -> T) -> T {
+    fn with<T>(out: &mut dyn Write, act: impl FnOnce(&mut Console<'_>) -> T) -> T {
         let (mut input, mut err) = (std::io::empty(), std::io::sink());
-        act(&mut Surroundings {
+        act(&mut Console {
             input: &mut input,
             out,
             err: &mut err,
             progress: ProgressDisplay::Lines,
-            asks: Asks::Nobody,
+            prompts: Prompts::Forbidden,
             colors: Colors::Plain,
             zone: TimeZone::fixed(jiff::tz::offset(8)),
             now: 0,
@@ -339,15 +339,15 @@ mod tests {
 
     #[test]
     fn a_closed_pipe_is_not_an_error() {
-        assert!(with(&mut Closed, |around| around.say("x")).is_ok());
+        assert!(with(&mut Closed, |console| console.print_line("x")).is_ok());
     }
 
     #[test]
     fn moments_are_local_or_utc() {
         let moment = |line: &str| {
-            with(&mut std::io::sink(), |around| {
-                around.appear(output(line));
-                around.moment(1_763_240_040)
+            with(&mut std::io::sink(), |console| {
+                console.apply_flags(output(line));
+                console.moment(1_763_240_040)
             })
         };
         assert_eq!(moment(""), "2025-11-16T04:54:00+08:00");
@@ -355,14 +355,14 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_shown_where_somebody_sees_them() {
+    fn colours_are_shown_on_a_terminal_or_by_flag() {
         let table = |line: &str, colors: Colors| {
             let mut out = Vec::new();
             let rows = vec![["running".to_owned()], ["gave up".to_owned()]];
-            with(&mut out, |around| {
-                around.colors = colors;
-                around.appear(output(line));
-                around.table(["STATE"], rows, "").expect("written");
+            with(&mut out, |console| {
+                console.colors = colors;
+                console.apply_flags(output(line));
+                console.table(["STATE"], rows, "").expect("written");
             });
             String::from_utf8(out).expect("text")
         };

@@ -62,7 +62,7 @@ impl Trust {
     }
 }
 
-/// Puts TLS around connections to https urls.
+/// Wraps connections to https URLs in TLS.
 pub(crate) struct TlsConnector(Arc<ClientConfig>);
 
 impl TlsConnector {

@@ -1,4 +1,4 @@
-//! Waiting for a task: asks until no op is open, and tells of each op as it ends.
+//! Waits for a task: polls until no op is open, and prints each op as it ends.
 //!
 //! Ending the client ends only the waiting. The task continues, and `procfleet task watch` waits for it
 //! again.
@@ -7,7 +7,7 @@ use crate::VerbExit;
 use crate::client::{Client, ReplyData, path_segment};
 use crate::error::Error;
 use crate::output::{
-    Asks, Colors, Format, OutputFlag, PollPace, ProgressDisplay, Surroundings, plain, plain_lines,
+    Colors, Console, Format, OutputFlag, PollPace, ProgressDisplay, Prompts, plain, plain_lines,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use procfleet_core::code::Code;
@@ -17,11 +17,11 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-/// How long the server may hold one question back while nothing happens.
+/// How long the server may hold a long poll.
 const LONG_POLL: Duration = Duration::from_secs(1);
-/// The most ops that one answer may have.
+/// Maximum number of ops in one answer.
 const OPS_PAGE: u32 = 10_000;
-/// How many failures a person watching a bar is shown; `task show` has them all.
+/// Maximum number of failures that are printed beside a progress bar; `task show` lists all.
 const FAILURES_BESIDE_BAR: usize = 20;
 
 /// Whether a verb waits for the outcomes of its task.
@@ -47,21 +47,21 @@ impl WaitMode {
         accepted: &ReplyData,
         task_id: &str,
         output: &OutputFlag,
-        around: &mut Surroundings<'_>,
+        console: &mut Console<'_>,
     ) -> Result<Option<WatchedTask>, Error> {
         if self.no_wait {
             match output.format() {
-                Format::Json => around.json(&accepted.data)?,
-                Format::Text => around.say(&plain(task_id))?,
+                Format::Json => console.json(&accepted.data)?,
+                Format::Text => console.print_line(&plain(task_id))?,
             }
             return Ok(None);
         }
-        around.note(&format!("task {}", plain(task_id)));
-        wait(client, task_id, self.timeout, output.format(), around).map(Some)
+        console.note(&format!("task {}", plain(task_id)));
+        wait(client, task_id, self.timeout, output.format(), console).map(Some)
     }
 }
 
-/// A task as it was seen last.
+/// The last known state of a task.
 pub(crate) struct WatchedTask {
     pub(crate) data: Value,
     pub(crate) view: TaskView,
@@ -72,7 +72,7 @@ pub(crate) struct WatchedTask {
 }
 
 impl WatchedTask {
-    /// Reads further pages until there are so many ops, or no more.
+    /// Reads further pages until this many ops are read, or all.
     fn read_on(
         &mut self,
         client: &Client,
@@ -97,10 +97,10 @@ impl WatchedTask {
     }
 
     pub(crate) fn exit(&self, strict: bool) -> VerbExit {
-        let well = |op: &OpRow| match how(op) {
-            How::Ok => true,
-            How::AlreadySo(_) => !strict,
-            How::Open | How::Failed => false,
+        let well = |op: &OpRow| match op_end(op) {
+            OpEnd::Ok => true,
+            OpEnd::AlreadySo(_) => !strict,
+            OpEnd::Open | OpEnd::Failed => false,
         };
         let all_well = self.view.task.counts.open == 0 && self.view.ops.iter().all(well);
         if all_well { VerbExit::Done } else { VerbExit::Failed }
@@ -112,35 +112,35 @@ impl WatchedTask {
 
     /// `start web:nginx: 3 ok, 1 failed`.
     pub(crate) fn summary(&self) -> String {
-        let count = |wanted: How| self.view.ops.iter().filter(|op| how(op) == wanted).count() as u64;
+        let count = |wanted: OpEnd| self.view.ops.iter().filter(|op| op_end(op) == wanted).count() as u64;
         let counts = self.view.task.counts;
         let parts = match self.has_all_ops() {
             true => vec![
-                (count(How::Ok), "ok"),
-                (count(How::AlreadySo(ALREADY_RUNNING)), ALREADY_RUNNING),
-                (count(How::AlreadySo(NOT_RUNNING)), NOT_RUNNING),
-                (count(How::Failed), "failed"),
-                (count(How::Open), "open"),
+                (count(OpEnd::Ok), "ok"),
+                (count(OpEnd::AlreadySo(ALREADY_RUNNING)), ALREADY_RUNNING),
+                (count(OpEnd::AlreadySo(NOT_RUNNING)), NOT_RUNNING),
+                (count(OpEnd::Failed), "failed"),
+                (count(OpEnd::Open), "open"),
             ],
             // Ops that had nothing to do are counted as failed by the server.
             false => vec![(counts.succeeded, "ok"), (counts.failed, "failed"), (counts.open, "open")],
         };
-        let told: Vec<String> = parts
+        let counts: Vec<String> = parts
             .into_iter()
             .filter(|(count, _)| *count > 0)
             .map(|(count, word)| format!("{count} {word}"))
             .collect();
-        let told = if told.is_empty() { "nothing to do".to_owned() } else { told.join(", ") };
-        format!("{}: {told}", plain(&self.view.task.summary))
+        let counts = if counts.is_empty() { "nothing to do".to_owned() } else { counts.join(", ") };
+        format!("{}: {counts}", plain(&self.view.task.summary))
     }
 }
 
 /// How an op ended, as people and scripts see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum OpEnd {
     Open,
     Ok,
-    /// It was as it should be before, and nothing was done.
+    /// The process was already in the requested state, and nothing was done.
     AlreadySo(&'static str),
     Failed,
 }
@@ -148,18 +148,18 @@ pub(crate) enum How {
 const ALREADY_RUNNING: &str = "already running";
 const NOT_RUNNING: &str = "not running";
 
-pub(crate) fn how(op: &OpRow) -> How {
+pub(crate) fn op_end(op: &OpRow) -> OpEnd {
     let kind = OpKind::ALL.into_iter().find(|kind| kind.verb() == op.kind);
     match (Code::from_number(op.error_code), kind) {
-        (Some(Code::Handling), _) => How::Open,
-        (Some(Code::Success), _) => How::Ok,
-        (Some(Code::AlreadyRunning), Some(OpKind::Start)) => How::AlreadySo(ALREADY_RUNNING),
-        (Some(Code::NotRunning), Some(OpKind::Stop | OpKind::Kill)) => How::AlreadySo(NOT_RUNNING),
-        (Some(_) | None, _) => How::Failed,
+        (Some(Code::Handling), _) => OpEnd::Open,
+        (Some(Code::Success), _) => OpEnd::Ok,
+        (Some(Code::AlreadyRunning), Some(OpKind::Start)) => OpEnd::AlreadySo(ALREADY_RUNNING),
+        (Some(Code::NotRunning), Some(OpKind::Stop | OpKind::Kill)) => OpEnd::AlreadySo(NOT_RUNNING),
+        (Some(_) | None, _) => OpEnd::Failed,
     }
 }
 
-/// A task with so many of its ops, those that pass the filters. `limit`: `None` is one page.
+/// A task with up to `limit` ops that pass the filters. `None`: one page.
 pub(crate) fn show(
     client: &Client,
     task_id: &str,
@@ -179,12 +179,12 @@ pub(crate) fn wait(
     task_id: &str,
     timeout: u64,
     format: Format,
-    around: &mut Surroundings<'_>,
+    console: &mut Console<'_>,
 ) -> Result<WatchedTask, Error> {
-    let mut teller = OutcomePrinter::new(around.progress, format);
-    let seen = wait_for(client, task_id, Duration::from_secs(timeout), &mut teller, around)?;
+    let mut printer = OutcomePrinter::new(console.progress, format);
+    let seen = wait_for(client, task_id, Duration::from_secs(timeout), &mut printer, console)?;
     if seen.view.task.counts.open > 0 {
-        around.note(&format!("not finished after {timeout} s; {}", goes_on(task_id)));
+        console.note(&format!("not finished after {timeout} s; {}", still_running(task_id)));
     }
     Ok(seen)
 }
@@ -197,12 +197,12 @@ pub(crate) fn wait_silently(
     pace: PollPace,
 ) -> Result<WatchedTask, Error> {
     let (mut input, mut out, mut err) = (std::io::empty(), std::io::sink(), std::io::sink());
-    let mut nobody = Surroundings {
+    let mut nobody = Console {
         input: &mut input,
         out: &mut out,
         err: &mut err,
         progress: ProgressDisplay::Lines,
-        asks: Asks::Nobody,
+        prompts: Prompts::Forbidden,
         colors: Colors::Plain,
         zone: jiff::tz::TimeZone::UTC,
         now: 0,
@@ -215,8 +215,8 @@ fn wait_for(
     client: &Client,
     task_id: &str,
     timeout: Duration,
-    teller: &mut OutcomePrinter,
-    around: &mut Surroundings<'_>,
+    printer: &mut OutcomePrinter,
+    console: &mut Console<'_>,
 ) -> Result<WatchedTask, Error> {
     let began = Instant::now();
     let mut failed_tries = 0;
@@ -229,28 +229,28 @@ fn wait_for(
                 failed_tries = 0;
                 let mut seen = watched(answer)?;
                 seen.read_on(client, &[], usize::MAX)?;
-                teller.tell(&seen.view, around)?;
+                printer.print_outcomes(&seen.view, console)?;
                 if seen.view.task.counts.open == 0 || left.is_zero() {
-                    teller.finish(&seen.view, around);
+                    printer.finish(&seen.view, console);
                     return Ok(seen);
                 }
-                pause(around.pace.between.saturating_sub(asked.elapsed()));
+                pause(console.pace.between.saturating_sub(asked.elapsed()));
             }
             // The task is safe in the store: a server that restarts is worth waiting for.
             Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
-                if failed_tries >= around.pace.tries || left.is_zero() {
-                    teller.clear();
-                    around.note(&goes_on(task_id));
+                if failed_tries >= console.pace.tries || left.is_zero() {
+                    printer.clear();
+                    console.note(&still_running(task_id));
                     return Err(fault);
                 }
                 if failed_tries == 0 {
-                    teller.beside(&format!("{fault}; trying again"), around);
+                    printer.beside(&format!("{fault}; trying again"), console);
                 }
                 failed_tries += 1;
-                pause(around.pace.pause);
+                pause(console.pace.pause);
             }
             Err(fault) => {
-                teller.clear();
+                printer.clear();
                 return Err(fault);
             }
         }
@@ -258,7 +258,7 @@ fn wait_for(
 }
 
 /// The hint for a user who stops waiting.
-fn goes_on(task_id: &str) -> String {
+fn still_running(task_id: &str) -> String {
     format!("the task goes on; to wait for it again: procfleet task watch {}", plain(task_id))
 }
 
@@ -279,7 +279,7 @@ pub(crate) fn is_open(op: &OpRow) -> bool {
 struct OutcomePrinter {
     bar: Option<ProgressBar>,
     format: Format,
-    told: HashSet<String>,
+    printed: HashSet<String>,
     failures: usize,
 }
 
@@ -294,10 +294,10 @@ impl OutcomePrinter {
             ),
             ProgressDisplay::Lines => None,
         };
-        OutcomePrinter { bar, format, told: HashSet::new(), failures: 0 }
+        OutcomePrinter { bar, format, printed: HashSet::new(), failures: 0 }
     }
 
-    fn tell(&mut self, view: &TaskView, around: &mut Surroundings<'_>) -> Result<(), Error> {
+    fn print_outcomes(&mut self, view: &TaskView, console: &mut Console<'_>) -> Result<(), Error> {
         if let Some(bar) = &self.bar {
             let counts = view.task.counts;
             bar.set_message(plain(&view.task.summary));
@@ -305,11 +305,11 @@ impl OutcomePrinter {
             bar.set_position(counts.total.saturating_sub(counts.open));
         }
         for op in view.ops.iter().filter(|op| !is_open(op)) {
-            if !self.told.insert(op.op_id.clone()) {
+            if !self.printed.insert(op.op_id.clone()) {
                 continue;
             }
             let query = op.kind == OpKind::Query.verb();
-            let failed = how(op) == How::Failed;
+            let failed = op_end(op) == OpEnd::Failed;
             self.failures += usize::from(failed);
             let shown = match self.bar {
                 Some(_) => failed && self.failures <= FAILURES_BESIDE_BAR,
@@ -319,29 +319,29 @@ impl OutcomePrinter {
             match (shown, self.format) {
                 (false, _) => {}
                 // The table has the rows; the reason of an unknown state is printed to stderr.
-                (true, Format::Text) if query => self.beside(&line(op), around),
+                (true, Format::Text) if query => self.beside(&line(op), console),
                 (true, Format::Text) => match &self.bar {
-                    Some(bar) => bar.suspend(|| around.say(&line(op)))?,
-                    None => around.say(&line(op))?,
+                    Some(bar) => bar.suspend(|| console.print_line(&line(op)))?,
+                    None => console.print_line(&line(op))?,
                 },
-                (true, Format::Json) => self.beside(&line(op), around),
+                (true, Format::Json) => self.beside(&line(op), console),
             }
         }
         Ok(())
     }
 
-    fn beside(&self, text: &str, around: &mut Surroundings<'_>) {
+    fn beside(&self, text: &str, console: &mut Console<'_>) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| around.note(text)),
-            None => around.note(text),
+            Some(bar) => bar.suspend(|| console.note(text)),
+            None => console.note(text),
         }
     }
 
-    fn finish(&self, view: &TaskView, around: &mut Surroundings<'_>) {
+    fn finish(&self, view: &TaskView, console: &mut Console<'_>) {
         self.clear();
         if self.bar.is_some() && self.failures > FAILURES_BESIDE_BAR {
             let more = self.failures - FAILURES_BESIDE_BAR;
-            around.note(&format!("and {more} more: procfleet task show {}", plain(&view.task.task_id)));
+            console.note(&format!("and {more} more: procfleet task show {}", plain(&view.task.task_id)));
         }
     }
 
@@ -355,10 +355,10 @@ impl OutcomePrinter {
 /// `0:127.0.0.1 web:nginx start: ok`.
 fn line(op: &OpRow) -> String {
     let head = plain(&format!("{} {}:{} {}", op.target, op.namespace, op.name, op.kind));
-    let word = match how(op) {
-        How::Ok => return format!("{head}: ok"),
-        How::AlreadySo(word) => word,
-        How::Open | How::Failed => "failed",
+    let word = match op_end(op) {
+        OpEnd::Ok => return format!("{head}: ok"),
+        OpEnd::AlreadySo(word) => word,
+        OpEnd::Open | OpEnd::Failed => "failed",
     };
     format!("{head}: {word} ({}): {}", op.error_code, plain_lines(&op.error_msg))
 }

@@ -11,7 +11,7 @@ use crate::boot_time::BootTime;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// How soon after one another the two must have come back.
+/// Maximum time between the two returns.
 pub const WINDOW: Duration = Duration::from_secs(600);
 /// Number of lives of an agent that are remembered. A host that restarts its agent repeatedly has many lives,
 /// and none comes back.
@@ -24,7 +24,7 @@ pub struct LifeId(pub u128);
 /// The last lives of one agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lives {
-    /// The present one last.
+    /// The current life is the last.
     seen: Vec<(LifeId, IpAddr)>,
     /// The last life that came back after another one had replaced it.
     returned: Option<(LifeId, BootTime)>,
@@ -33,7 +33,7 @@ pub struct Lives {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloneVerdict {
     Alone,
-    /// Two of them are there, and connect from these addresses.
+    /// Two lives exist at the same time and connect from these addresses.
     Two([IpAddr; 2]),
 }
 
@@ -42,19 +42,19 @@ impl Lives {
     pub fn connected(&mut self, life: LifeId, from: IpAddr, now: BootTime) -> CloneVerdict {
         let present = self.seen.last().copied();
         let before = self.seen.iter().position(|(known, _)| *known == life);
-        if let Some(place) = before {
-            self.seen.remove(place);
+        if let Some(index) = before {
+            self.seen.remove(index);
         }
         if self.seen.len() == REMEMBERED {
             self.seen.remove(0);
         }
         self.seen.push((life, from));
         match (before, present) {
-            (Some(_), Some((other, place))) if other != life => {
+            (Some(_), Some((other, address))) if other != life => {
                 let returned = self.returned.replace((life, now));
                 match returned {
                     Some((first, at)) if first != life && now.since(at) <= WINDOW => {
-                        CloneVerdict::Two([place, from])
+                        CloneVerdict::Two([address, from])
                     }
                     Some(_) | None => CloneVerdict::Alone,
                 }
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_take_the_place_from_one_another_are_found() {
+    fn two_hosts_that_replace_each_others_session_are_clones() {
         check("abaB");
         check("aaabbbaaB");
         check("abcaB");
@@ -108,7 +108,7 @@ mod tests {
             "abacada",
             // An upgrade that was tried and taken back.
             "abacadaea",
-            // Set back to one moment, and long afterwards to another.
+            // Restored to one snapshot, and long afterwards to another.
             "aba.b",
         ] {
             check(story);
@@ -116,16 +116,16 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_names_both_places() {
-        let places = [1, 2].map(|last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+    fn the_verdict_names_both_addresses() {
+        let addresses = [1, 2].map(|last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
         let mut lives = Lives::default();
         for (life, expected) in [
             (0, CloneVerdict::Alone),
             (1, CloneVerdict::Alone),
             (0, CloneVerdict::Alone),
-            (1, CloneVerdict::Two([places[0], places[1]])),
+            (1, CloneVerdict::Two([addresses[0], addresses[1]])),
         ] {
-            assert_eq!(lives.connected(LifeId(life as u128), places[life], BootTime(1)), expected);
+            assert_eq!(lives.connected(LifeId(life as u128), addresses[life], BootTime(1)), expected);
         }
     }
 }

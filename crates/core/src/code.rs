@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// The result of an op or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Code {
-    /// It is as it was asked to be.
+    /// Success.
     Success,
     /// Something inside procfleet failed; the log has the details.
     SystemError,

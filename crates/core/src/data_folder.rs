@@ -11,9 +11,9 @@ pub enum FolderOwner {
 }
 
 impl FolderOwner {
-    /// Files by which its folder is known again. The first one is made before all others. A name such as
-    /// `admin.json` is not among them: other programs use it, too.
-    fn marks(self) -> &'static [&'static str] {
+    /// Files that show that a folder belongs to this program. The first one is created before all others.
+    /// `admin.json` is not among them, because other programs use that name.
+    fn marker_files(self) -> &'static [&'static str] {
         match self {
             FolderOwner::Server => &["server.db.lock", "server.db.id", "ca.key.pem"],
             FolderOwner::Agent => &["agent.lock", "agent.id"],
@@ -53,9 +53,9 @@ pub fn judge(folder: &ExistingFolder, program: FolderOwner, us: u32) -> Result<(
     if folder.mode & STICKY != 0 {
         return Err(FolderRefusal::Shared);
     }
-    let marks = program.marks();
+    let markers = program.marker_files();
     let mut foreign = folder.names.iter().filter(|name| *name != ALWAYS_THERE);
-    let is_ours = folder.names.iter().any(|name| marks.contains(&name.as_str()));
+    let is_ours = folder.names.iter().any(|name| markers.contains(&name.as_str()));
     match foreign.next() {
         Some(name) if !is_ours => Err(FolderRefusal::Foreign { name: name.clone() }),
         _ if folder.owner != us => Err(FolderRefusal::AnotherAccounts(folder.owner)),

@@ -24,9 +24,9 @@ pub const WINDOW: usize = 64;
 pub struct OpenOp {
     pub kind: OpKind,
     pub accepted: BootTime,
-    /// It must have begun by then.
+    /// Deadline for the op to begin.
     pub start_by: BootTime,
-    /// It must have an outcome by then.
+    /// Deadline for the outcome.
     pub deadline: BootTime,
     pub progress: OpProgress,
 }
@@ -39,7 +39,7 @@ pub enum OpProgress {
     Taken(Epoch),
 }
 
-/// Whether and since when the op's agent is there.
+/// Whether the op's agent is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     Connected(Epoch),
@@ -59,7 +59,7 @@ pub enum Decision {
 }
 
 pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: &str) -> Decision {
-    // Whenever it is asked about: there was never anybody to wait for.
+    // An op without an agent ends at once, with its own reason, even after the deadline.
     if presence != Presence::Unknown && now >= op.deadline {
         let message = match op.progress {
             OpProgress::Waiting => {
@@ -80,8 +80,8 @@ pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: &str) -> D
             format!("Can not find Agent by ip {target}: no such host is known here"),
             op.kind,
         )),
-        // There were too many ops before it, or the server had no time to send it; the two cannot be told
-        // apart.
+        // Too many ops were queued before it, or the server was too busy to send it. The two cannot be
+        // distinguished.
         (Presence::Connected(_), OpProgress::Waiting) if now >= op.start_by => {
             let verb = op.kind.verb();
             let message = format!(
@@ -102,7 +102,7 @@ pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: &str) -> D
             let until = back_by.max(op.accepted + RECONNECT_GRACE);
             match op.progress {
                 _ if now < until => Decision::Wait { until: until.min(op.deadline) },
-                // It may have arrived just before the connection broke.
+                // The op may have arrived just before the connection broke.
                 OpProgress::Sent(_) => Decision::Wait { until: op.deadline },
                 OpProgress::Waiting | OpProgress::Taken(_) => Decision::End(Outcome::without_agent(
                     Code::NoAgent,
@@ -141,20 +141,20 @@ pub fn unchecked(op: &OpenOp, target: &str) -> Option<Outcome> {
 /// How long an agent may take to say how far a cancelled op has come.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
 
-/// How the cancelling of an op stands with its agent.
+/// The state of a cancellation at the op's agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelling {
     /// The agent of this session was not asked yet.
     Due,
-    /// It was sent in this session, and may take this long.
+    /// The cancellation was sent in this session; its deadline is `until`.
     Asked { epoch: Epoch, until: BootTime },
-    /// It is of an earlier version and cannot be asked.
-    Deaf,
+    /// The agent's version does not know the message.
+    Unsupported,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum CancelStep {
-    /// Tell the agent.
+    /// Send the cancellation to the agent.
     Ask,
     Wait {
         until: BootTime,
@@ -180,7 +180,7 @@ pub fn cancel(
         (_, Presence::Away { .. } | Presence::Unknown, _) => {
             end(format!("cancelled while {target} was away: {unknown}"))
         }
-        (_, Presence::Connected(_), Cancelling::Deaf) => {
+        (_, Presence::Connected(_), Cancelling::Unsupported) => {
             end(format!("cancelled, but the agent of {target} is too old to be told: {unknown}"))
         }
         (_, Presence::Connected(session), Cancelling::Asked { epoch, until }) if epoch == session => {
@@ -245,7 +245,7 @@ mod tests {
             (12_000, OpProgress::Taken(one), here, asked, "end did not say how far"),
             (2_000, OpProgress::Taken(one), Presence::Connected(two), asked, "ask"),
             (2_000, OpProgress::Taken(one), away, asked, "end is not known"),
-            (2_000, OpProgress::Sent(one), here, Cancelling::Deaf, "end too old"),
+            (2_000, OpProgress::Sent(one), here, Cancelling::Unsupported, "end too old"),
         ] {
             let said = match cancel(BootTime(now), &op(progress), presence, cancelling, "0:10.0.0.1") {
                 CancelStep::Ask => "ask".to_owned(),

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// The word for everything of a dimension.
+/// The wildcard of a dimension.
 const EVERYTHING: &str = "*";
 const LONGEST_NAME: usize = 256;
 
@@ -156,7 +156,7 @@ impl Rights {
         }
     }
 
-    /// The businesses whose hosts a request may use that is about these.
+    /// The businesses whose hosts a request may use that names these businesses.
     pub fn businesses_within(&self, named: &GrantScope<BusinessId>) -> GrantScope<BusinessId> {
         match (self.businesses(), named) {
             (all, GrantScope::All) => all.clone(),
@@ -232,7 +232,7 @@ impl Grants {
         Dimension::ALL.into_iter().flat_map(|dim| of(dim).into_iter().map(move |text| (dim, text))).collect()
     }
 
-    /// These and `more`.
+    /// These grants and `more`.
     pub fn with(self, more: Grants) -> Grants {
         Grants {
             businesses: self.businesses.with(more.businesses),

@@ -73,7 +73,7 @@ impl fmt::Display for Overuse {
 
 /// The processes to end, and the reason.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ruling {
+pub struct PoolVerdict {
     pub overuse: Overuse,
     pub victims: Vec<Victim>,
 }
@@ -82,37 +82,42 @@ pub struct Ruling {
 pub struct Victim {
     pub proc: ProcKey,
     pub process: Process,
-    /// Whether the pool was ever within its limit since this process is there. If not, its coming back is
-    /// what breaks it.
+    /// Whether the pool was ever within its limit while this process ran. If not, a restart of the process
+    /// would exceed the limit again.
     pub past: LimitHistory,
 }
 
-/// How all pools of a host stand, from sample to sample.
+/// The recent history of all pools of a host.
 #[derive(Clone, Debug, Default)]
-pub struct Pools(BTreeMap<(String, String, Pool), Course>);
+pub struct Pools(BTreeMap<(String, String, Pool), PoolHistory>);
 
 #[derive(Clone, Debug, Default)]
-struct Course {
-    strain: PoolStrain,
-    /// The sums that were over, without one between them that was not.
+struct PoolHistory {
+    streak: PoolStreak,
+    /// Consecutive totals above the limit.
     sums: Vec<f64>,
-    /// Those processes that have been there while the pool was within its limit.
-    calm: Vec<Process>,
+    /// Processes that ran while the pool was within its limit.
+    within_limit: Vec<Process>,
 }
 
 impl Pools {
-    /// Adds one sample of all processes of a namespace. A ruling resets the count, so two rulings never
+    /// Adds one sample of all processes of a namespace. A verdict resets the count, so two verdicts never
     /// follow each other directly.
-    pub fn sampled(&mut self, namespace: &str, groups: &[ProcessGroup], members: &[Member]) -> Vec<Ruling> {
+    pub fn sampled(
+        &mut self,
+        namespace: &str,
+        groups: &[ProcessGroup],
+        members: &[Member],
+    ) -> Vec<PoolVerdict> {
         self.0.retain(|(of, id, _), _| of != namespace || groups.iter().any(|group| group.id == *id));
-        let mut rulings = Vec::new();
+        let mut verdicts = Vec::new();
         for group in groups {
             for pool in [Pool::Cpu, Pool::Mem] {
-                let course = self.0.entry((namespace.to_owned(), group.id.clone(), pool)).or_default();
-                rulings.extend(course.sampled(pool, group, members));
+                let history = self.0.entry((namespace.to_owned(), group.id.clone(), pool)).or_default();
+                verdicts.extend(history.sampled(pool, group, members));
             }
         }
-        rulings
+        verdicts
     }
 
     /// The namespace has no pools.
@@ -121,23 +126,25 @@ impl Pools {
     }
 }
 
-impl Course {
-    fn sampled(&mut self, pool: Pool, group: &ProcessGroup, members: &[Member]) -> Option<Ruling> {
+impl PoolHistory {
+    fn sampled(&mut self, pool: Pool, group: &ProcessGroup, members: &[Member]) -> Option<PoolVerdict> {
         let over = is_over(pool, group, members);
         if over {
             self.sums.push(used(pool, members));
-            self.calm.retain(|calm| members.iter().any(|member| member.process.is(calm)));
+            self.within_limit
+                .retain(|within_limit| members.iter().any(|member| member.process.is(within_limit)));
         } else {
             self.sums.clear();
-            self.calm = members.iter().map(|member| member.process).collect();
+            self.within_limit = members.iter().map(|member| member.process).collect();
         }
-        if !self.strain.sampled(over) {
+        if !self.streak.sampled(over) {
             return None;
         }
-        let past = |process: Process| match self.calm.iter().any(|calm| calm.is(&process)) {
-            true => LimitHistory::OnceWithin,
-            false => LimitHistory::AlwaysOver,
-        };
+        let past =
+            |process: Process| match self.within_limit.iter().any(|within_limit| within_limit.is(&process)) {
+                true => LimitHistory::OnceWithin,
+                false => LimitHistory::AlwaysOver,
+            };
         let victims: Vec<Victim> = victims(pool, group, members)
             .into_iter()
             .map(|Member { proc, process, .. }| Victim {
@@ -153,7 +160,7 @@ impl Course {
             sums: std::mem::take(&mut self.sums),
             victims: victims.iter().map(|victim| victim.proc.name.clone()).collect(),
         };
-        Some(Ruling { overuse, victims })
+        Some(PoolVerdict { overuse, victims })
     }
 }
 
@@ -162,11 +169,11 @@ pub fn has_limit(groups: &[ProcessGroup]) -> bool {
     groups.iter().any(|group| [Pool::Cpu, Pool::Mem].into_iter().any(|pool| limit(pool, group).is_some()))
 }
 
-/// How often in a row a pool was found overused.
+/// The number of consecutive samples above the limit of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolStrain(u32);
+pub struct PoolStreak(u32);
 
-impl PoolStrain {
+impl PoolStreak {
     /// Adds one sample. True: the pool is overused, and the count was reset.
     pub fn sampled(&mut self, over: bool) -> bool {
         self.0 = if over { self.0 + 1 } else { 0 };
@@ -183,19 +190,20 @@ pub fn used(pool: Pool, members: &[Member]) -> f64 {
     members.iter().map(|member| usage(pool, member)).sum()
 }
 
-/// Whether that is more than the group allows.
+/// Whether the total usage exceeds the limit of the group.
 pub fn is_over(pool: Pool, group: &ProcessGroup, members: &[Member]) -> bool {
     limit(pool, group).is_some_and(|limit| used(pool, members) > limit)
 }
 
-/// The members to be ended so that the rest fits into the pool, in their order. None: it fits as it is.
+/// The members to be ended so that the rest fits into the pool, in their order. Empty: all fit.
 pub fn victims<'m>(pool: Pool, group: &ProcessGroup, members: &'m [Member]) -> Vec<&'m Member> {
     let Some(limit) = limit(pool, group) else { return Vec::new() };
     // Ending a process without usage does not help.
-    let mut turn: Vec<&Member> = members.iter().filter(|member| usage(pool, member) > 0.0).collect();
-    turn.sort_by(|a, b| precedence(pool, group, a, b));
-    let mut sum: f64 = turn.iter().map(|member| usage(pool, member)).sum();
-    turn.into_iter()
+    let mut ordered: Vec<&Member> = members.iter().filter(|member| usage(pool, member) > 0.0).collect();
+    ordered.sort_by(|a, b| precedence(pool, group, a, b));
+    let mut sum: f64 = ordered.iter().map(|member| usage(pool, member)).sum();
+    ordered
+        .into_iter()
         .take_while(|member| {
             let over = sum > limit;
             sum -= usage(pool, member);
@@ -204,8 +212,7 @@ pub fn victims<'m>(pool: Pool, group: &ProcessGroup, members: &'m [Member]) -> V
         .collect()
 }
 
-/// By score; of equal ones the larger first, and of equally large ones by name, so that the order is always
-/// the same.
+/// By score, then by usage, then by name, so that the order is deterministic.
 fn precedence(pool: Pool, group: &ProcessGroup, a: &Member, b: &Member) -> Ordering {
     let score = |member: &Member| match weight(pool, group) {
         Weight::Usage => usage(pool, member),
@@ -317,9 +324,9 @@ mod tests {
         ProcessGroup { id: id.to_owned(), mem_pool_limit: Some(limit), ..ProcessGroup::default() }
     }
 
-    /// The ruling of each round of samples: the names of the ended processes. `!` marks processes that were
+    /// The verdict of each round of samples: the names of the ended processes. `!` marks processes that were
     /// never within the limit.
-    fn rulings(groups: &[ProcessGroup], rounds: &[&[&str]]) -> Vec<String> {
+    fn verdicts(groups: &[ProcessGroup], rounds: &[&[&str]]) -> Vec<String> {
         let mut pools = Pools::default();
         let mut round = |texts: &&[&str]| {
             let members: Vec<Member> = texts.iter().map(|text| member(Pool::Mem, text)).collect();
@@ -327,11 +334,11 @@ mod tests {
                 LimitHistory::OnceWithin => victim.proc.name.clone(),
                 LimitHistory::AlwaysOver => format!("{}!", victim.proc.name),
             };
-            let told = pools.sampled("web", groups, &members).into_iter().map(|ruling| {
-                let names: Vec<String> = ruling.victims.iter().map(name).collect();
-                format!("{}: {}", ruling.overuse.group, names.join(" "))
+            let lines = pools.sampled("web", groups, &members).into_iter().map(|verdict| {
+                let names: Vec<String> = verdict.victims.iter().map(name).collect();
+                format!("{}: {}", verdict.overuse.group, names.join(" "))
             });
-            told.collect::<Vec<_>>().join("; ")
+            lines.collect::<Vec<_>>().join("; ")
         };
         rounds.iter().map(&mut round).collect()
     }
@@ -341,25 +348,25 @@ mod tests {
         let (low, high): (&[&str], &[&str]) = (&["a 5 -", "b 4 -"], &["a 8 -", "b 4 -"]);
         let one = [mem_group("g", 10.0)];
         assert_eq!(
-            rulings(&one, &[low, high, high, high, high, high, high]),
+            verdicts(&one, &[low, high, high, high, high, high, high]),
             ["", "", "", "g: a", "", "", "g: a"]
         );
-        assert_eq!(rulings(&one, &[high, high, low, high, high]), [""; 5]);
+        assert_eq!(verdicts(&one, &[high, high, low, high, high]), [""; 5]);
         // It comes back as another process, and the pool is over as soon as it is there.
         let again: &[&str] = &["a 8 - 2", "b 4 -"];
         let without: &[&str] = &["b 4 -"];
         assert_eq!(
-            rulings(&one, &[low, high, high, high, without, again, again, again]),
+            verdicts(&one, &[low, high, high, high, without, again, again, again]),
             ["", "", "", "g: a", "", "", "", "g: a!"]
         );
         // It was there while the pool was within its limit.
         assert_eq!(
-            rulings(&one, &[high, high, high, &["a 5 - 2", "b 4 -"], again, again, again]),
+            verdicts(&one, &[high, high, high, &["a 5 - 2", "b 4 -"], again, again, again]),
             ["", "", "g: a!", "", "", "", "g: a"]
         );
         let two = [mem_group("g", 10.0), mem_group("h", 3.0)];
-        assert_eq!(rulings(&two, &[high, high, high]), ["", "", "g: a!; h: a! b!"]);
-        assert_eq!(rulings(&[ProcessGroup::default()], &[high, high, high]), [""; 3]);
+        assert_eq!(verdicts(&two, &[high, high, high]), ["", "", "g: a!; h: a! b!"]);
+        assert_eq!(verdicts(&[ProcessGroup::default()], &[high, high, high]), [""; 3]);
     }
 
     #[test]
@@ -367,10 +374,11 @@ mod tests {
         let mut pools = Pools::default();
         let members = [member(Pool::Mem, "a 8 -"), member(Pool::Mem, "b 4.25 -")];
         let groups = [mem_group("g", 10.5)];
-        let rulings: Vec<Ruling> = (0..3).flat_map(|_| pools.sampled("web", &groups, &members)).collect();
-        let told: Vec<String> = rulings.iter().map(|ruling| ruling.overuse.to_string()).collect();
+        let verdicts: Vec<PoolVerdict> =
+            (0..3).flat_map(|_| pools.sampled("web", &groups, &members)).collect();
+        let texts: Vec<String> = verdicts.iter().map(|verdict| verdict.overuse.to_string()).collect();
         let expected = "mem 12.25, 12.25, 12.25 % together (limit 10.5 of group g); ended in this order: a";
-        assert_eq!(told, [expected]);
+        assert_eq!(texts, [expected]);
         pools.sampled("web", &groups, &members);
         pools.forget("web");
         assert!(has_limit(&groups) && !has_limit(&[]) && pools.0.is_empty());
@@ -378,11 +386,11 @@ mod tests {
 
     #[test]
     fn a_short_peak_does_not_count_as_overuse() {
-        let mut strain = PoolStrain::default();
-        let said: Vec<bool> = [true, true, false, true, true, true, true, true, true]
+        let mut streak = PoolStreak::default();
+        let overused: Vec<bool> = [true, true, false, true, true, true, true, true, true]
             .into_iter()
-            .map(|over| strain.sampled(over))
+            .map(|over| streak.sampled(over))
             .collect();
-        assert_eq!(said, [false, false, false, false, false, true, false, false, true]);
+        assert_eq!(overused, [false, false, false, false, false, true, false, false, true]);
     }
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-/// `None`: everything of its kind.
+/// `None`: no restriction of this kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Allow {
@@ -47,7 +47,7 @@ impl Allow {
         outside.map(|(field, path)| format!("this host does not allow {field} {path:?}: its policy says so"))
     }
 
-    /// Whether this is in one of the folders. A way back up out of one is not looked into: it is outside.
+    /// Whether the path is in one of the folders. A path with `..` counts as outside.
     pub fn holds(&self, path: &Path) -> bool {
         let Some(folders) = &self.paths else { return true };
         let straight = !path.components().any(|part| part == Component::ParentDir);

@@ -13,7 +13,7 @@ pub struct BadId(String);
 /// Maximum number of instances of one proc on one host.
 pub const MAX_INSTANCES: u32 = 64;
 
-/// The one prefix of task ids, as GSE's callers know it.
+/// The prefix of task ids in GSE.
 const TASK_PREFIX: &str = "GSETASK:";
 
 /// One accepted API call: shown to clients as `GSETASK:YYYYMMDDHHMMSS:N`.
@@ -60,7 +60,7 @@ impl OpId {
     const PART: u32 = 1 << 20;
 
     /// The part of this op that concerns one instance of its proc. No op of any task has such an id, so an
-    /// agent can write parts down beside ops.
+    /// agent can journal parts beside ops.
     #[must_use]
     pub fn part(self, instance: u32) -> OpId {
         let (whole, _) = self.whole();
@@ -121,7 +121,7 @@ serde_as_text!(TaskId, OpId, AgentId);
 pub struct AgentId(String);
 
 impl AgentId {
-    /// As long as GSE allows.
+    /// The maximum length in GSE.
     pub const MAX_LEN: usize = 64;
 
     pub fn as_str(&self) -> &str {
@@ -228,7 +228,7 @@ impl FromStr for Host {
     }
 }
 
-/// A process as its callers name it, on one agent. Without a name it stands for its namespace as a whole.
+/// A process as its callers name it, on one agent. Without a name it means the whole namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcKey {
     pub namespace: String,
@@ -254,11 +254,11 @@ impl ProcKey {
         }
     }
 
-    /// The proc of which this is an instance, and which one it is. A name without a number is the first of
-    /// itself.
+    /// The proc of which this is an instance, and which one it is. A name without a number is the first
+    /// instance.
     pub fn whole(&self) -> (ProcKey, u32) {
         let numbered = self.name.rsplit_once('#').and_then(|(name, number)| {
-            // Written in one way only, so that no two keys are the same instance.
+            // Leading zeros are not accepted, so that each instance has exactly one key.
             let plain = !number.starts_with('0') && !name.is_empty();
             let number = u32::try_from(digits(number).filter(|_| plain)?).ok()?;
             (2..=MAX_INSTANCES).contains(&number).then_some((name, number))
@@ -281,8 +281,8 @@ impl fmt::Display for ProcKey {
     }
 }
 
-/// Which connection of an agent this is. It grows with every connect; an op carries the epoch of the session
-/// that sent it, and an agent refuses one from an older session.
+/// The fencing token of a session. It grows with every connect of an agent. An op carries the epoch of the
+/// session that sent it, and an agent ignores an op of an older session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);

@@ -10,7 +10,7 @@ pub(crate) fn below(span: Duration, key: &ProcKey, count: u32) -> Duration {
     Duration::from_millis(mixed(key, count).checked_rem(millis).unwrap_or_default())
 }
 
-/// FNV-1a over the key and the count, and then mixed, for keys differ in a digit at their end.
+/// FNV-1a over the key and the count, then mixed, because keys often differ only in their last digit.
 fn mixed(key: &ProcKey, count: u32) -> u64 {
     let bytes = key.namespace.bytes().chain([0xff]).chain(key.name.bytes()).chain(count.to_le_bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -30,7 +30,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_same_for_one_and_spread_over_all() {
+    fn jitter_is_constant_for_a_proc_and_differs_between_procs() {
         let second = Duration::from_secs(1);
         assert_eq!(below(second, &key("a"), 3), below(second, &key("a"), 3));
         assert_eq!(below(Duration::ZERO, &key("a"), 3), Duration::ZERO);

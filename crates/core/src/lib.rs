@@ -25,7 +25,7 @@ pub mod request;
 pub mod select;
 pub mod signal;
 pub mod spec;
-pub mod spread;
+pub mod stagger;
 pub mod supervise;
 mod usage;
 

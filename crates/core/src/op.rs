@@ -72,7 +72,7 @@ impl OpKind {
         OpKind::ALL.into_iter().find(|kind| u64::from(kind.number()) == number)
     }
 
-    /// The word for it in messages, logs and the CLI.
+    /// The verb in messages, logs and the CLI.
     pub fn verb(self) -> &'static str {
         match self {
             OpKind::Start => "start",

@@ -1,4 +1,4 @@
-//! An op on a proc of several instances: whom it concerns, and the one outcome that is made of many.
+//! An op on a proc of several instances: the instances that it concerns, and the merged outcome.
 //!
 //! The agent treats each instance as its own proc. Operations that start, host or register act on the number
 //! of instances of the spec and leave surplus instances alone, so a smaller number ends no process.
@@ -21,7 +21,7 @@ const NOTES: usize = 4_096;
 /// The instances of a proc that an agent knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownInstances {
-    /// How many the newest spec that the agent has asks for.
+    /// The number of instances in the newest spec of the agent.
     pub wanted: Option<Instances>,
     /// The instances with a record or an order.
     pub instances: BTreeSet<u32>,
@@ -39,7 +39,7 @@ pub fn concerned(kind: OpKind, sent: Option<Instances>, known: &KnownInstances) 
         | OpKind::Reload
         | OpKind::Kill
         | OpKind::Unregister => known.instances.iter().copied().chain([1]).collect(),
-        // It is about a namespace, which has no instances.
+        // A process group belongs to a namespace, which has no instances.
         OpKind::Group => BTreeSet::from([1]),
     }
 }
@@ -56,7 +56,7 @@ fn wanted(sent: Option<Instances>, known: &KnownInstances) -> RangeInclusive<u32
 pub fn merge(parts: &BTreeMap<u32, Outcome>) -> Option<Outcome> {
     let first = parts.values().next()?;
     let content = merge_contents(parts).unwrap_or_else(|| first.content.clone());
-    let mut failed = parts.iter().filter(|(_, outcome)| standing(outcome) == PartState::Failed);
+    let mut failed = parts.iter().filter(|(_, outcome)| part_state(outcome) == PartState::Failed);
     if let Some((instance, outcome)) = failed.next() {
         let others: Vec<String> = failed.map(|(instance, _)| instance.to_string()).collect();
         let too = match others.as_slice() {
@@ -67,7 +67,7 @@ pub fn merge(parts: &BTreeMap<u32, Outcome>) -> Option<Outcome> {
         let message = format!("instance {instance}: {}{too}", outcome.message);
         return Some(Outcome::new(outcome.code, message, content));
     }
-    let made_so = parts.values().find(|outcome| standing(outcome) == PartState::Done);
+    let made_so = parts.values().find(|outcome| part_state(outcome) == PartState::Done);
     let said = made_so.unwrap_or(first);
     Some(Outcome::new(said.code, said.message.clone(), content))
 }
@@ -80,11 +80,10 @@ enum PartState {
     Failed,
 }
 
-fn standing(outcome: &Outcome) -> PartState {
+fn part_state(outcome: &Outcome) -> PartState {
     match outcome.code {
         Code::Success => PartState::Done,
         Code::AlreadyRunning | Code::NotRunning => PartState::AlreadySo,
-        // Whatever else there is in the table.
         _ => PartState::Failed,
     }
 }
@@ -118,7 +117,7 @@ fn merge_contents(parts: &BTreeMap<u32, Outcome>) -> Option<Content> {
     }
 }
 
-/// The first is described as it would be alone; the others are listed behind it.
+/// The status of the first instance, with the other instances appended.
 fn merge_statuses(statuses: &[(u32, &ProcStatus)]) -> Option<ProcStatus> {
     let (_, first) = statuses.first()?;
     let shown = COMMAND_LINES / statuses.len();
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_concerns_those_that_the_spec_asks_for_or_those_that_are_known() {
+    fn an_order_concerns_the_instances_of_its_spec_or_the_known_instances() {
         let known = |wanted: Option<u32>, instances: &[u32]| KnownInstances {
             wanted: wanted.map(Instances),
             instances: set(instances),

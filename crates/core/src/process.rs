@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// A live process that is ours. A pid alone is never enough: the start time tells it from a later process
-/// with the same number, and while the agent runs a pidfd (held by `exec`) tells the rest. For when it does
-/// not run, there is the evidence.
+/// A live process that is ours. A pid alone is never enough: the start time distinguishes it from a later
+/// process with the same pid. While the agent runs, `exec` holds a pidfd; for the next agent process there is
+/// the evidence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Process {
     pub pid: u32,
@@ -18,11 +18,19 @@ pub struct Process {
 }
 
 impl Process {
-    /// The process as it counts after its check: the shell of a command then stands for the command.
+    /// The process as it counts after its check: the shell of a command then counts as the command.
     pub fn counted(self) -> Process {
         match self.found {
-            Found::Shell => Process { found: Found::Foreground, ..self },
+            Found::Shell | Found::CommandChild => Process { found: Found::Foreground, ..self },
             Found::PidFile | Found::Foreground | Found::Name => self,
+        }
+    }
+
+    /// The process as it is known outside its launch, where a child of the command counts as the command.
+    pub fn child_as_foreground(self) -> Process {
+        match self.found {
+            Found::CommandChild => Process { found: Found::Foreground, ..self },
+            Found::PidFile | Found::Foreground | Found::Shell | Found::Name => self,
         }
     }
 
@@ -75,21 +83,25 @@ pub struct ProgramFile(NonZeroU64);
 impl ProgramFile {
     /// The same file has the same number. Two files collide with a probability of 2^-64.
     pub fn at(device: u64, inode: u64) -> ProgramFile {
-        // An odd factor loses nothing, and moves the device's few low bits to where inodes have none.
+        // Multiplication by an odd factor loses no bits, and moves the low bits of the device to where inodes
+        // have none.
         let mixed = device.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32) ^ inode;
         ProgramFile(NonZeroU64::new(mixed).unwrap_or(NonZeroU64::MAX))
     }
 }
 
-/// How a process came to be known.
+/// How a process was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Found {
     /// By its pid file.
     PidFile,
-    /// It is the command that the agent started, or that command's own child.
+    /// The process is the command that the agent started, or the program that the command's shell waits for.
     Foreground,
-    /// It is the shell of a start command, or a start command whose pid file is not there yet. The process
-    /// may still come.
+    /// A start command that is at work has started the process, and does more than wait for it. Only a launch
+    /// makes this difference; it is never stored.
+    CommandChild,
+    /// The process is the shell of a start command, or a start command whose pid file does not exist yet. The
+    /// real process may still appear.
     Shell,
     /// By its program's name.
     Name,
@@ -129,26 +141,26 @@ pub enum Cause {
         pid: u32,
         program: String,
     },
-    /// It fits the spec in all but its owner.
+    /// The process matches the spec, except for its account.
     AnotherAccounts {
         path: String,
         pid: u32,
         user: String,
     },
-    /// It was started for another proc.
+    /// The process was started for another proc.
     AnotherProcs {
         path: String,
         pid: u32,
         proc: String,
     },
-    /// It was started by another agent on this host, which still runs.
+    /// The process was started by another agent on this host, which still runs.
     AnotherAgents {
         path: String,
         pid: u32,
         proc: String,
     },
-    /// Others than the account of the process may have written the file, and nothing else says that the
-    /// process is ours.
+    /// Another account may have written the pid file, and there is no other evidence that the process is
+    /// ours.
     Untrusted {
         path: String,
         pid: u32,
@@ -207,11 +219,11 @@ impl fmt::Display for Cause {
 pub enum Exit {
     Code(i32),
     Signal(i32),
-    /// By this signal, and the kernel wrote its memory down.
+    /// By this signal, with a core dump.
     Dumped(i32),
     /// The kernel's OOM killer killed it.
     OutOfMemory,
-    /// It was not our child, and the kernel would not tell.
+    /// The process was not our child, and the kernel did not report its status.
     Unknown,
 }
 
@@ -242,12 +254,12 @@ mod tests {
         for (known, seen, confirmed, is) in [
             (evidence(Some(5), file(1)), evidence(Some(5), file(1)), true, true),
             (evidence(Some(5), file(1)), evidence(Some(6), file(1)), false, false),
-            // It runs another program by now, and is still itself.
+            // The process has executed another program.
             (evidence(Some(5), file(1)), evidence(Some(5), file(2)), true, true),
-            // A kernel that gives no numbers: the program must do.
+            // A kernel without process serial numbers: the program decides.
             (evidence(None, file(1)), evidence(None, file(1)), true, true),
             (evidence(None, file(1)), evidence(None, file(2)), false, true),
-            // An old record, or a program that may not be seen.
+            // A record of an earlier version, or a program that the agent may not read.
             (evidence(None, None), evidence(Some(5), file(1)), true, true),
             (evidence(Some(5), file(1)), evidence(None, None), true, true),
         ] {

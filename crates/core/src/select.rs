@@ -1,5 +1,4 @@
-//! Which agents a selection means: addresses, ranges of them, globs, agent ids and labels, as people write
-//! them.
+//! Selects agents by addresses, ranges, globs, agent ids and labels, as people write them.
 //!
 //! Address and id terms are alternatives: an agent must match one of them, if there are any. Label terms are
 //! conditions: an agent must match all of them. So `10.0.0.0/24 10.1.0.7 role=web` selects the web servers of
@@ -26,7 +25,8 @@ pub enum Term {
         key: String,
         value: String,
     },
-    /// `IP`, `IP-IP`, `IP/BITS`, each with `CLOUD:` before it or not. Without, it is about every cloud area.
+    /// `IP`, `IP-IP`, `IP/BITS`, each with or without a `CLOUD:` prefix. Without the prefix it matches every
+    /// cloud area.
     Addresses {
         cloud: Option<CloudId>,
         first: IpAddr,
@@ -65,11 +65,11 @@ impl Term {
     }
 }
 
-/// Whether all of the terms together mean this one. No terms mean everything.
+/// Whether the terms select this agent. Without terms every agent is selected.
 pub fn means(terms: &[Term], candidate: &Candidate<'_>) -> bool {
-    let mut places = terms.iter().filter(|term| !term.is_label()).peekable();
-    let placed = places.peek().is_none() || places.any(|term| term.matches(candidate));
-    placed && terms.iter().filter(|term| term.is_label()).all(|term| term.matches(candidate))
+    let mut target_terms = terms.iter().filter(|term| !term.is_label()).peekable();
+    let is_target = target_terms.peek().is_none() || target_terms.any(|term| term.matches(candidate));
+    is_target && terms.iter().filter(|term| term.is_label()).all(|term| term.matches(candidate))
 }
 
 impl FromStr for Term {
@@ -89,7 +89,7 @@ impl FromStr for Term {
                 None => Ok(Term::Glob(text.to_owned())),
             };
         }
-        let (cloud, place) = match text.split_once(':') {
+        let (cloud, address) = match text.split_once(':') {
             Some((cloud, rest))
                 if !cloud.is_empty()
                     && cloud.bytes().all(|byte| byte.is_ascii_digit())
@@ -101,7 +101,7 @@ impl FromStr for Term {
             }
             _ => (None, text),
         };
-        match addresses(place) {
+        match addresses(address) {
             Some(Ok((first, last))) => Ok(Term::Addresses { cloud, first, last }),
             Some(Err(reason)) => Err(bad(reason)),
             None if cloud.is_some() => Err(bad("is no host, no range of addresses and no CIDR block")),
@@ -179,7 +179,7 @@ enum Stars {
     Refused,
 }
 
-/// That an agent may bear this label.
+/// Checks that an agent may have this label.
 pub fn good_label(key: &str, value: &str) -> Result<(), String> {
     check_label(key, value, Stars::Refused)
 }
@@ -208,7 +208,7 @@ fn check_label(key: &str, value: &str, stars: Stars) -> Result<(), String> {
 pub fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
-    // Where the last star is, and how much of the text it has taken.
+    // The position of the last star, and the length of the text that it matches.
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {
         match pattern.get(p) {

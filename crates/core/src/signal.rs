@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A signal of Linux that has a name. Real-time signals have none, and are not meant here.
+/// A Linux signal with a name. Real-time signals are not supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct SignalNumber(u8);

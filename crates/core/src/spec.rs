@@ -22,9 +22,9 @@ pub struct Spec {
     pub labels: BTreeMap<String, String>,
     pub report_id: Option<i64>,
     pub configmap: Vec<ConfigFile>,
-    /// How many of them run side by side.
+    /// Number of processes that run side by side.
     pub instances: Instances,
-    /// JOB's own names for it, and whom to ask about it. Only people and answers use them.
+    /// JOB's own names for the process, and its contact. They appear only in answers.
     pub job: JobFacts,
     /// The process groups of a namespace. Only [`crate::op::OpKind::Group`] has them, and it has nothing
     /// else.
@@ -46,7 +46,7 @@ impl Spec {
         }
     }
 
-    /// The spec of one instance of many: the second and further ones have pid files of their own.
+    /// The spec of one instance of many: the second and further instances have their own pid files.
     #[must_use]
     pub fn of_instance(mut self, number: u32) -> Spec {
         let counted = (2..=self.instances.0).contains(&number);
@@ -63,7 +63,7 @@ impl Spec {
 pub struct Instances(pub u32);
 
 impl Instances {
-    /// One request starts no more of one proc on one host.
+    /// Maximum number of instances in one request.
     pub const MAX: u32 = MAX_INSTANCES;
 }
 
@@ -89,7 +89,7 @@ pub struct JobFacts {
 pub struct Identity {
     /// The file name of the program, such as `nginx` or `java`.
     pub proc_name: String,
-    /// Where commands run.
+    /// The working directory of commands.
     pub setup_path: String,
     /// Empty: the process writes no pid file.
     pub pid_path: String,
@@ -120,7 +120,7 @@ pub struct Control {
     pub reload_signal: Option<SignalNumber>,
 }
 
-/// A signal on which a process is to end.
+/// A signal that ends the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StopSignal(pub SignalNumber);
@@ -137,7 +137,7 @@ impl Default for StopSignal {
 pub enum Shell {
     #[default]
     Sh,
-    /// Windows' own.
+    /// cmd.exe.
     Bat,
     /// PowerShell, where the host has it.
     Ps1,
@@ -158,13 +158,14 @@ pub struct Policy {
     pub kind: Kind,
     /// When a start is judged: a process must be alive then, and must have been for at least [`LEAST_LIFE`].
     pub start_check: Duration,
-    /// Until then it is not yet looked at: it may die and come again. Zero: from the beginning.
+    /// The check begins after this time: until then the process may die and come back. Zero: the check begins
+    /// at once.
     pub check_begin: Duration,
     /// A stopped process may take this long to be gone.
     pub stop_check: Duration,
     /// How often in a row a hosted process is started again before the agent gives up.
     pub start_retries: u32,
-    /// From one start to the next after a life that was not stable.
+    /// Time from one start to the next after a run that was not stable.
     pub start_interval: Duration,
     #[serde(skip_serializing_if = "is_default")]
     pub restart_pause: RestartPause,
@@ -193,7 +194,7 @@ pub enum RestartPause {
     Growing,
 }
 
-/// How many samples in a row must be over a limit; one of them is a peak, not a habit.
+/// Number of consecutive samples above a limit that count as overuse. A single one is a peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LimitSamples(pub u32);
@@ -208,7 +209,7 @@ impl Default for LimitSamples {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnUnhealthy {
-    /// An event tells of it.
+    /// Only report an event.
     #[default]
     Tell,
     /// Also end the process. If it is hosted, the restart policy starts it again.
@@ -219,7 +220,7 @@ pub enum OnUnhealthy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Detached {
-    /// It ends with the process.
+    /// Detached descendants end with the process.
     #[default]
     End,
     /// Leave them running: only the process, its descendants and its session are ended.
@@ -233,11 +234,11 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// A process that has been alive for less than this does not count as started, whatever `start_check` says.
 pub const LEAST_LIFE: Duration = Duration::from_secs(1);
 
-/// A life that was not longer than this is not stable, however short `start_interval` is.
+/// A run that was not longer than this is not stable, however short `start_interval` is.
 const LEAST_STABLE: Duration = Duration::from_secs(10);
 
 impl Policy {
-    /// A life that was longer is stable. Any other is one of a crash loop.
+    /// A run that was longer is stable. Any other run counts as part of a crash loop.
     pub fn stable_after(&self) -> Duration {
         self.start_interval.max(self.start_check).max(LEAST_STABLE)
     }
@@ -273,14 +274,14 @@ impl Default for Policy {
     }
 }
 
-/// `auto_type`: how the process is meant to live.
+/// `auto_type`: the life cycle of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Runs until it is stopped.
     Resident,
     /// Runs to its end; success is exit 0. There is no liveness check.
     Once,
-    /// Runs to its end again and again, and never twice at once.
+    /// Runs to its end repeatedly, and never twice at once.
     Periodic(Schedule),
 }
 
@@ -319,10 +320,10 @@ pub struct ProcessGroup {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Weight {
-    /// 0: his who uses most.
+    /// 0: the process with the highest usage first.
     #[default]
     Usage,
-    /// 1: his who uses most of what he is allowed himself.
+    /// 1: the process with the highest usage relative to its own limit first.
     Limit,
 }
 
@@ -339,7 +340,7 @@ impl Weight {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfigFile {
     pub path: String,
-    /// Empty: whatever it has when the process is started.
+    /// Empty: the content when the process is started is the expected one.
     pub md5: String,
 }
 

@@ -44,7 +44,7 @@ fn kinds(world: &World) -> Vec<&'static str> {
 }
 
 #[test]
-fn how_it_is_ended_and_comes_back() {
+fn how_a_process_above_its_limits_is_ended_and_restarted() {
     struct Row {
         stop_cmd: Option<Does>,
         term: Term,
@@ -251,7 +251,7 @@ fn a_reload_does_not_keep_a_process_from_its_limits() {
 
 /// A stop does not wait for an end because of a limit, and the order is answered once.
 #[test]
-fn a_start_that_a_limit_ends_can_be_overtaken_and_let_go() {
+fn a_start_that_a_limit_ends_can_be_overtaken_and_cancelled() {
     let mut spec = limited();
     spec.policy.start_check = Duration::from_secs(60);
     for cancels in [false, true] {
@@ -435,7 +435,7 @@ fn a_victim_whose_return_breaks_the_pool_is_given_up() {
 // ---- illness ----
 
 fn ill() -> Health {
-    Health::Ill { reason: "no answer".to_owned() }
+    Health::Unhealthy { reason: "no answer".to_owned() }
 }
 
 fn treated() -> Spec {
@@ -456,7 +456,7 @@ fn an_unhealthy_process_is_reported_and_restarted_if_the_spec_says_so() {
         if !hosted {
             world.order(OpKind::Unhost, &spec);
         }
-        world.health(Health::Well);
+        world.health(Health::Healthy);
         world.health(ill());
         let then = if again { OnUnhealthy::Restart } else { OnUnhealthy::Tell };
         assert_eq!(world.events, [Event::Unhealthy { reason: "no answer".to_owned(), then }]);
@@ -473,9 +473,9 @@ fn an_unhealthy_process_is_reported_and_restarted_if_the_spec_says_so() {
 }
 
 #[test]
-fn an_illness_waits_for_the_end_of_an_operation() {
+fn an_unhealthy_process_is_handled_after_the_running_operation() {
     let mut world = up(&treated());
-    world.health(Health::Well);
+    world.health(Health::Healthy);
     world.send(OpKind::Reload, Some(treated()));
     assert!(world.machine.is_busy());
     world.health(ill());
@@ -486,7 +486,7 @@ fn an_illness_waits_for_the_end_of_an_operation() {
     let mut world = up(&treated());
     world.send(OpKind::Reload, Some(treated()));
     world.health(ill());
-    world.health(Health::Well);
+    world.health(Health::Healthy);
     world.run_for(10_000);
     assert_eq!((kinds(&world).len(), world.starts.len()), (0, 1));
     let mut world = up(&treated());
@@ -515,7 +515,7 @@ fn a_process_that_was_never_healthy_is_given_up() {
     let mut world = up(&treated());
     for _ in 0..6 {
         world.run_for(60_000);
-        world.health(Health::Well);
+        world.health(Health::Healthy);
         world.health(ill());
         world.run_for(5_000);
     }
@@ -547,9 +547,9 @@ fn the_status_names_the_oom_killer() {
 
 /// Procs that failed together are due together: their restarts are staggered once, and orders are not.
 #[test]
-fn a_restart_that_is_due_with_many_others_waits_for_its_place() {
+fn a_restart_that_is_due_with_many_others_is_staggered() {
     let mut world = up(&spec());
-    world.crowd_delay = 3_000;
+    world.restart_delay = 3_000;
     world.set("start", Does::Exit { after: 10, code: 1 });
     let died = world.now;
     world.die(Exit::Code(1));
@@ -561,7 +561,7 @@ fn a_restart_that_is_due_with_many_others_waits_for_its_place() {
     assert_eq!(seconds, [0, 13], "at once after a stable life, then after the interval and its place");
     assert!(world.machine.has_given_up());
     let mut world = up(&spec());
-    world.crowd_delay = 60_000;
+    world.restart_delay = 60_000;
     world.set("start", Does::Exit { after: 10, code: 1 });
     world.die(Exit::Code(1));
     world.run_for(12_000);
@@ -573,9 +573,9 @@ fn a_restart_that_is_due_with_many_others_waits_for_its_place() {
 // ---- after a boot ----
 
 #[test]
-fn after_a_boot_each_waits_for_its_place_but_no_order_does() {
+fn after_a_boot_restarts_are_staggered_and_orders_are_not() {
     let mut world = up(&spec());
-    world.place_delay = 3_000;
+    world.start_delay = 3_000;
     world.reboot();
     let began = world.now;
     assert_eq!((world.mains(), world.note().as_str()), (0, "starts in 3 s: the host has just booted"));
@@ -585,14 +585,14 @@ fn after_a_boot_each_waits_for_its_place_but_no_order_does() {
     assert_eq!(world.starts[1].0.since(began), Duration::from_secs(3));
     // The process was started by hand meanwhile: it is adopted.
     let mut world = up(&spec());
-    world.place_delay = 3_000;
+    world.start_delay = 3_000;
     world.reboot();
     world.come_again();
     world.run_for(10_000);
     assert_eq!((world.starts.len(), world.mains(), world.machine.process().is_some()), (1, 1, true));
     // The agent dies while it waits.
     let mut world = up(&spec());
-    world.place_delay = 3_000;
+    world.start_delay = 3_000;
     world.reboot();
     world.run_for(1_000);
     world.crash();
@@ -600,7 +600,7 @@ fn after_a_boot_each_waits_for_its_place_but_no_order_does() {
     assert_eq!((world.starts.len(), world.mains()), (2, 1));
     for (kind, starts) in [(OpKind::Start, 2), (OpKind::Host, 2), (OpKind::Stop, 1), (OpKind::Unhost, 1)] {
         let mut world = up(&spec());
-        world.place_delay = 20_000;
+        world.start_delay = 20_000;
         world.reboot();
         let began = world.now;
         world.order(kind, &spec());
@@ -619,7 +619,7 @@ fn starts_of_periodic_and_once_procs_are_not_staggered() {
         let mut world = World::new();
         world.order(OpKind::Host, &spec);
         world.run_for(100);
-        world.place_delay = 3_600_000;
+        world.start_delay = 3_600_000;
         world.reboot();
         world.run_for(1_000);
         assert_eq!(world.starts.len(), starts, "{kind:?}");

@@ -238,7 +238,7 @@ fn an_interval_counts_from_the_start_of_the_last_run() {
 
 /// One hung run does not block the schedule: it is ended at `op_timeout`, and the next begins on time.
 #[test]
-fn a_run_that_takes_longer_than_op_timeout_is_ended_and_told() {
+fn a_run_that_takes_longer_than_op_timeout_is_ended_and_reported() {
     let mut spec = every();
     spec.policy.op_timeout = Duration::from_secs(4);
     let told = "start_cmd did not end within 4 s (op_timeout) and was ended with all it started; output: [its last words]";

@@ -10,9 +10,9 @@ use procfleet_core::groups::{Overuse, Pool};
 use procfleet_core::op::Outcome;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Detached, Kind, LEAST_LIFE, OnUnhealthy, Schedule, Spec};
-use procfleet_core::spread;
+use procfleet_core::stagger;
 use procfleet_core::supervise::{
-    CommandEnd, EffectAnswer, Health, Input, LimitHistory, LookId, Machine, Next, PlanId, ProcNews, Record,
+    CommandEnd, EffectAnswer, Health, Input, LimitHistory, LookId, Machine, Next, PlanId, ProcNotice, Record,
     RunId, Step, Usage, View, Write,
 };
 use procfleet_core::{BootTime, OpId, OpKind, ProcKey};
@@ -67,7 +67,7 @@ fn arb_exit() -> impl Strategy<Value = Exit> {
 }
 
 fn arb_health() -> impl Strategy<Value = Health> {
-    prop_oneof![1 => Just(Health::Well), 2 => Just(Health::Ill { reason: "no answer".to_owned() })]
+    prop_oneof![1 => Just(Health::Healthy), 2 => Just(Health::Unhealthy { reason: "no answer".to_owned() })]
 }
 
 fn arb_past() -> impl Strategy<Value = LimitHistory> {
@@ -223,15 +223,15 @@ fn arb_garbage() -> impl Strategy<Value = Input> {
         (0..9u64, arb_end())
             .prop_map(|(n, end)| Input::Answer(EffectAnswer::CommandEnded { run: RunId(OTHER + n), end })),
         (arb_process(), arb_exit())
-            .prop_map(|(process, exit)| Input::News(ProcNews::Exited { process, exit })),
+            .prop_map(|(process, exit)| Input::Notice(ProcNotice::Exited { process, exit })),
         (arb_process(), arb_health())
-            .prop_map(|(process, health)| Input::News(ProcNews::Health { process, health })),
+            .prop_map(|(process, health)| Input::Notice(ProcNotice::Health { process, health })),
         (arb_process(), arb_past()).prop_map(|(process, past)| overused(process, past)),
-        (arb_process()).prop_map(|process| Input::News(ProcNews::Succeeded {
+        (arb_process()).prop_map(|process| Input::Notice(ProcNotice::Succeeded {
             old: Process { pid: 99, ..process },
             process
         })),
-        (0..9u64).prop_map(|n| placed(OTHER + n, BootTime(n))),
+        (0..9u64).prop_map(|n| staggered(OTHER + n, BootTime(n))),
         Just(Input::Tick),
     ]
 }
@@ -239,11 +239,11 @@ fn arb_garbage() -> impl Strategy<Value = Input> {
 fn overused(process: Process, past: LimitHistory) -> Input {
     let (sums, victims) = (vec![11.0; 3], vec!["it".to_owned()]);
     let overuse = Overuse { group: "g".to_owned(), pool: Pool::Cpu, limit: 10.0, sums, victims };
-    Input::News(ProcNews::Overused { process, overuse: Box::new(overuse), past })
+    Input::Notice(ProcNotice::Overused { process, overuse: Box::new(overuse), past })
 }
 
-fn placed(plan: u64, at: BootTime) -> Input {
-    Input::Answer(EffectAnswer::Placed { plan: PlanId(plan), at, cause: spread::SpreadCause::Return })
+fn staggered(plan: u64, at: BootTime) -> Input {
+    Input::Answer(EffectAnswer::Staggered { plan: PlanId(plan), at, cause: stagger::StaggerCause::Return })
 }
 
 fn arb_act() -> impl Strategy<Value = Act> {
@@ -303,7 +303,7 @@ fn play(like: Shape, acts: Vec<Act>) -> World {
             }
             Act::Health(health) => world.health(health),
             Act::Overuse(past) => world.overuse(past),
-            Act::PlaceDelay(delay) => (world.place_delay, world.crowd_delay) = (delay, delay / 2),
+            Act::PlaceDelay(delay) => (world.start_delay, world.restart_delay) = (delay, delay / 2),
             Act::Crash { away } => world.crash_for(away),
             Act::CrashBeforeEffects => world.fail_next_effects = true,
             Act::Lag(lagging) => world.lagging = lagging,
@@ -348,7 +348,7 @@ proptest! {
 
     /// Whatever the world says, even if it contradicts itself.
     #[test]
-    fn no_input_is_too_odd(inputs in vec((0..3_000u64, arb_odd()), 1..60)) {
+    fn no_sequence_of_odd_inputs_breaks_an_invariant(inputs in vec((0..3_000u64, arb_odd()), 1..60)) {
         let mut odd = Odd::new();
         for (wait, input) in inputs {
             odd.now += Duration::from_millis(wait);
@@ -448,7 +448,7 @@ proptest! {
     /// A start succeeds if and only if a process is alive at the end of its window and has been for a second,
     /// whatever processes came and went before. The outcome comes neither early nor much too late.
     #[test]
-    fn a_start_is_judged_by_who_is_there_at_its_end(
+    fn a_start_is_judged_by_the_process_at_the_end_of_its_check(
         shape in arb_shape(),
         after in 1..3_900u64,
         lives in vec((0..2_500u64, prop_oneof![3 => (1..2_500u64).prop_map(Some), 1 => Just(None)]), 1..5),
@@ -491,7 +491,7 @@ enum OddInput {
     Health(Process, Health),
     Overused(Process, LimitHistory),
     Appeared(Process),
-    Placed(u64, u64),
+    Staggered(u64, u64),
     Tick,
     Wake,
     Recover,
@@ -510,7 +510,7 @@ fn arb_odd() -> impl Strategy<Value = OddInput> {
         1 => (arb_process(), arb_health()).prop_map(|(process, health)| OddInput::Health(process, health)),
         1 => (arb_process(), arb_past()).prop_map(|(process, past)| OddInput::Overused(process, past)),
         1 => arb_process().prop_map(OddInput::Appeared),
-        2 => (0..3u64, 0..200_000u64).prop_map(|(back, at)| OddInput::Placed(back, at)),
+        2 => (0..3u64, 0..200_000u64).prop_map(|(back, at)| OddInput::Staggered(back, at)),
         1 => Just(OddInput::Tick),
         4 => Just(OddInput::Wake),
         1 => Just(OddInput::Recover),
@@ -572,17 +572,17 @@ impl Odd {
                 run: RunId(self.newest.saturating_sub(back)),
                 end,
             }),
-            OddInput::Exited(process, exit) => Input::News(ProcNews::Exited { process, exit }),
+            OddInput::Exited(process, exit) => Input::Notice(ProcNotice::Exited { process, exit }),
             OddInput::Sampled(process, cpu) => {
-                Input::News(ProcNews::Sampled { process, usage: Usage { cpu, ..Usage::default() } })
+                Input::Notice(ProcNotice::Sampled { process, usage: Usage { cpu, ..Usage::default() } })
             }
             OddInput::Planned(back, next) => {
                 Input::Answer(EffectAnswer::Planned { plan: PlanId(self.newest.saturating_sub(back)), next })
             }
-            OddInput::Health(process, health) => Input::News(ProcNews::Health { process, health }),
+            OddInput::Health(process, health) => Input::Notice(ProcNotice::Health { process, health }),
             OddInput::Overused(process, past) => overused(process, past),
-            OddInput::Appeared(process) => Input::News(ProcNews::Appeared { process }),
-            OddInput::Placed(back, at) => placed(self.newest.saturating_sub(back), BootTime(at)),
+            OddInput::Appeared(process) => Input::Notice(ProcNotice::Appeared { process }),
+            OddInput::Staggered(back, at) => staggered(self.newest.saturating_sub(back), BootTime(at)),
             OddInput::Tick => Input::Tick,
             OddInput::Wake => return self.wake(),
             OddInput::Recover => {
@@ -638,7 +638,7 @@ impl Odd {
                 Effect::Look { look: LookId(id), .. }
                 | Effect::Run { run: RunId(id), .. }
                 | Effect::Plan { plan: PlanId(id), .. }
-                | Effect::Place { plan: PlanId(id), .. } => {
+                | Effect::Stagger { plan: PlanId(id), .. } => {
                     self.newest = self.newest.max(id);
                 }
                 Effect::Inspect { op, process, .. } => {

@@ -10,10 +10,10 @@ use std::time::Duration;
 /// `pause:MILLISECONDS`. `@N` is the Nth pass of the point (default: the first), `@N+` that and all later
 /// ones.
 #[derive(Clone, Debug, Default)]
-pub struct FailPlan(Vec<std::sync::Arc<Deed>>);
+pub struct FailPlan(Vec<std::sync::Arc<Rule>>);
 
 #[derive(Debug)]
-struct Deed {
+struct Rule {
     point: Point,
     action: Action,
     nth: u64,
@@ -37,12 +37,12 @@ pub struct BadPlan(String);
 impl FromStr for FailPlan {
     type Err = BadPlan;
     fn from_str(text: &str) -> Result<FailPlan, BadPlan> {
-        let deed = |text: &str| read(text).map(std::sync::Arc::new).ok_or_else(|| BadPlan(text.to_owned()));
-        text.split(',').filter(|part| !part.is_empty()).map(deed).collect::<Result<_, _>>().map(FailPlan)
+        let rule = |text: &str| read(text).map(std::sync::Arc::new).ok_or_else(|| BadPlan(text.to_owned()));
+        text.split(',').filter(|part| !part.is_empty()).map(rule).collect::<Result<_, _>>().map(FailPlan)
     }
 }
 
-fn read(text: &str) -> Option<Deed> {
+fn read(text: &str) -> Option<Rule> {
     let (name, rest) = text.split_once('=')?;
     let point = Point::STEPS
         .into_iter()
@@ -61,7 +61,7 @@ fn read(text: &str) -> Option<Deed> {
         Some(("pause", millis)) => Action::Pause(Duration::from_millis(millis.parse().ok()?)),
         _ => return None,
     };
-    Some(Deed { point, action, nth: nth.parse().ok()?, onwards, passed: AtomicU64::new(0) })
+    Some(Rule { point, action, nth: nth.parse().ok()?, onwards, passed: AtomicU64::new(0) })
 }
 
 static PLAN: OnceLock<FailPlan> = OnceLock::new();
@@ -74,12 +74,12 @@ pub fn follow(plan: FailPlan) {
 /// Returns whether the operation at the point should fail.
 pub(crate) fn pass(point: Point) -> bool {
     let mut fails = false;
-    for deed in PLAN.get().iter().flat_map(|plan| &plan.0).filter(|deed| deed.point == point) {
-        let times = deed.passed.fetch_add(1, Ordering::SeqCst) + 1;
-        if times != deed.nth && !(deed.onwards && times > deed.nth) {
+    for rule in PLAN.get().iter().flat_map(|plan| &plan.0).filter(|rule| rule.point == point) {
+        let times = rule.passed.fetch_add(1, Ordering::SeqCst) + 1;
+        if times != rule.nth && !(rule.onwards && times > rule.nth) {
             continue;
         }
-        match deed.action {
+        match rule.action {
             Action::Fail => fails = true,
             Action::Panic => panic!("the plan wants a panic at {}", point.name()),
             Action::Kill => loop {
@@ -87,7 +87,7 @@ pub(crate) fn pass(point: Point) -> bool {
                 let _ =
                     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             },
-            #[expect(clippy::disallowed_methods, reason = "standing still is what the test asks for")]
+            #[expect(clippy::disallowed_methods, reason = "the test asks for a pause")]
             Action::Pause(time) => std::thread::sleep(time),
         }
     }

@@ -20,7 +20,7 @@ pub enum Point {
     /// The task is durable. Neither the dispatcher nor the caller knows it yet.
     ServerTaskCommitted,
     /// The dispatcher has read the ops of a task.
-    ServerKeeperRead,
+    ServerDispatcherRead,
     /// An op was written to its agent's socket.
     ServerOpSent,
     /// A report was read from an agent's socket.
@@ -73,7 +73,7 @@ impl Point {
         Point::ServerRequestRead,
         Point::ServerTaskUnwritten,
         Point::ServerTaskCommitted,
-        Point::ServerKeeperRead,
+        Point::ServerDispatcherRead,
         Point::ServerOpSent,
         Point::ServerReportReceived,
         Point::ServerReportUnwritten,
@@ -102,7 +102,7 @@ impl Point {
             Point::ServerRequestRead => "server.request_read",
             Point::ServerTaskUnwritten => "server.task_unwritten",
             Point::ServerTaskCommitted => "server.task_committed",
-            Point::ServerKeeperRead => "server.keeper_read",
+            Point::ServerDispatcherRead => "server.dispatcher_read",
             Point::ServerOpSent => "server.op_sent",
             Point::ServerReportReceived => "server.report_received",
             Point::ServerReportUnwritten => "server.report_unwritten",

@@ -1,4 +1,4 @@
-//! procfleet: one program, and here only the choice of which part of it to be.
+//! procfleet: the binary. Parses the arguments and runs the server, the agent, the client or `up`.
 
 mod generate;
 mod server;
@@ -15,7 +15,7 @@ use procfleet_server::ServerError;
 use std::process::ExitCode;
 
 /// Stored data cannot be used; an operator has to act, and a restart does not help (sysexits.h).
-const NEEDS_SOMEBODY: u8 = 78;
+const NEEDS_OPERATOR: u8 = 78;
 
 /// Runs processes on a fleet of hosts and keeps them alive.
 #[derive(Parser)]
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
         Err(error) => {
             print_error(&format!("{error:#}"));
             match error.downcast_ref::<ServerError>() {
-                Some(error) if error.needs_somebody() => ExitCode::from(NEEDS_SOMEBODY),
+                Some(error) if error.needs_operator() => ExitCode::from(NEEDS_OPERATOR),
                 Some(error) if error.is_panic() => ExitCode::from(EXIT_PANICKED),
                 Some(_) | None => ExitCode::FAILURE,
             }

@@ -4,10 +4,11 @@ use anyhow::{Context, Result};
 use procfleet_program::signals::{stop_requested, unblock_signals};
 use procfleet_program::{LogArgs, announce};
 use procfleet_server::backlog::Load;
-use procfleet_server::config::{ServerSettings, TlsSource};
+use procfleet_server::config::{ServerSettings, StoreLocation, TlsSource};
 use procfleet_server::login_service::LoginUrl;
 use procfleet_server::peer::AddressBlock;
 use procfleet_server::{Server, files};
+use procfleet_store::StoreUrl;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,6 +22,10 @@ pub(crate) struct Args {
     /// Data folder of the server; it must be missing, empty or a data folder of a server
     #[arg(long, env = "PROCFLEET_DATA", default_value = "./procfleet-data")]
     pub(crate) data: PathBuf,
+    /// PostgreSQL database that holds the server's state: postgres://USER@HOST[,HOST…]/DATABASE[?sslmode=…].
+    /// CA and administrator's secret stay in the data folder [default: one SQLite file in the data folder]
+    #[arg(long, env = "PROCFLEET_STORE", value_name = "URL", hide_env_values = true)]
+    pub(crate) store: Option<StoreUrl>,
     /// Address of the API (port 0 picks a free one)
     #[arg(long, env = "PROCFLEET_LISTEN", default_value = "127.0.0.1:52030")]
     pub(crate) listen: SocketAddr,
@@ -94,6 +99,7 @@ impl From<Args> for ServerSettings {
     fn from(args: Args) -> ServerSettings {
         ServerSettings {
             data: args.data,
+            store: args.store.map_or(StoreLocation::Embedded, StoreLocation::Postgres),
             listen: args.listen,
             link: args.link,
             keep: Duration::from_secs(args.keep_days * 86_400),
@@ -128,7 +134,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let _log = args.log.init_tracing();
     #[cfg(feature = "failpoints")]
     procfleet_failpoint::follow(args.failpoints.clone());
-    files::take_all();
+    files::raise_limit();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
@@ -136,14 +142,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
         // Before the ready message: after it, a signal must end the server in order.
         let stop = stop_requested();
         unblock_signals();
-        server.add_part("the return of memory", tend_memory());
+        server.add_part("the return of memory", trim_memory());
         announce(&format!(
             "procfleet server is ready: {} (agents: https://{})",
             server.shown_url(),
             server.link
         ));
         tokio::select! {
-            // A part that fails ends the program, so that whoever supervises it can act.
+            // A part that fails ends the program, so that the service manager can restart it.
             failed = server.failed() => return Err(failed.into()),
             () = stop => {}
         }
@@ -153,7 +159,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 /// Returns free heap memory to the kernel after bursts of results; the allocator would keep it.
-pub(crate) async fn tend_memory() {
+pub(crate) async fn trim_memory() {
     let mut now_and_then = tokio::time::interval(MEMORY);
     loop {
         now_and_then.tick().await;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use procfleet_program::print;
-use procfleet_server::{STORE, ServerError, store};
+use procfleet_server::{STORE, ServerError};
 use std::path::PathBuf;
 
 #[derive(clap::Subcommand)]
@@ -29,12 +29,12 @@ pub(crate) struct Args {
 pub(crate) fn run(verb: StoreVerb) -> Result<()> {
     match verb {
         StoreVerb::Backup(Args { file, data }) => {
-            let bytes = store::backup(&data.join(STORE), &file).map_err(ServerError::Store)?;
+            let bytes = procfleet_store::backup(&data.join(STORE), &file).map_err(ServerError::Store)?;
             print(format!("{} holds the store of {}: {bytes} bytes\n", file.display(), data.display()))?;
             print("keep it together with ca.* and admin.json of the same folder\n")?;
         }
         StoreVerb::Restore(Args { file, data }) => {
-            let aside = store::restore(&data.join(STORE), &file).map_err(ServerError::Store)?;
+            let aside = procfleet_store::restore(&data.join(STORE), &file).map_err(ServerError::Store)?;
             print(format!("{} has the store of {} now\n", data.display(), file.display()))?;
             if let Some(aside) = aside {
                 print(format!("the store that was there is {}\n", aside.display()))?;

@@ -6,10 +6,10 @@ use clap::{ArgMatches, Command, ValueHint};
 use procfleet_program::systemd::quoted;
 use std::path::Path;
 
-/// The flag that asks for the unit; it is not a part of it.
+/// The flag that prints the unit. It is not repeated in the unit.
 const ASKING: &str = "print_systemd_unit";
 
-/// `command`: that of `procfleet server`, and what was given to it by flags or environment.
+/// `command` is that of `procfleet server`; `given` has the values from flags and environment.
 pub(crate) fn print(command: &Command, given: &ArgMatches) -> Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut line = format!("{} server", quoted(&program.to_string_lossy()));

@@ -1,11 +1,10 @@
-//! `procfleet up`: a server in this process, and an agent in a process of its own, started again whenever it
-//! dies.
+//! `procfleet up`: a server in this process, and an agent in a child process, restarted whenever it exits.
 //!
-//! The agent is apart so that its end and its upgrade are what they are on any other host. It holds the read
-//! end of a pipe as its standard input: when this process is gone, however it went, the agent notices and
-//! ends too. The processes that it looks after go on in either case.
+//! The agent is a separate process, so that it exits and upgrades as on any other host. Its standard input is
+//! a pipe: when this process is gone, the agent sees end-of-file and exits, too. Managed processes keep
+//! running in either case.
 
-use crate::NEEDS_SOMEBODY;
+use crate::NEEDS_OPERATOR;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use procfleet_agent::exec::Containment;
@@ -25,10 +24,10 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 /// How long the ready message waits for the agent. The server is up without it.
-const AGENT_PATIENCE: Duration = Duration::from_secs(15);
+const AGENT_START_TIMEOUT: Duration = Duration::from_secs(15);
 const AGENT_PAUSE: Duration = Duration::from_millis(300);
 /// The pause before the restart of an agent that an operator has to repair (exit code 78).
-const AGENT_PAUSE_FOR_SOMEBODY: Duration = Duration::from_secs(10);
+const AGENT_PAUSE_FOR_OPERATOR: Duration = Duration::from_secs(10);
 /// How long the agent may take to exit.
 const AGENT_END: Duration = Duration::from_secs(2);
 
@@ -55,7 +54,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let _log = args.server.log.init_tracing();
-    let given = files::take_all();
+    let given = files::raise_limit();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(up(args, given))
@@ -67,11 +66,11 @@ async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
     // Before the ready message: after it, a signal must end the server in order.
     let stop = stop_requested();
     unblock_signals();
-    server.add_part("the return of memory", crate::server::tend_memory());
+    server.add_part("the return of memory", crate::server::trim_memory());
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };
     let kept = &(args.containment, args.output, log);
-    // Now: when the agent has been upgraded, the file that this process runs has another name.
+    // Read now: after an upgrade of the agent, the file of this process has another name.
     let program = std::env::current_exe().context("finding this program")?;
     let mut agent = start_agent(&server, &program, &agent_data, host, kept, given).await?;
     tokio::pin!(stop);
@@ -90,7 +89,7 @@ async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
             failed = server.failed() => break Some(failed.into()),
             ended = agent.child.wait() => {
                 let code = ended.as_ref().ok().and_then(std::process::ExitStatus::code);
-                let pause = if code == Some(i32::from(NEEDS_SOMEBODY)) { AGENT_PAUSE_FOR_SOMEBODY } else { AGENT_PAUSE };
+                let pause = if code == Some(i32::from(NEEDS_OPERATOR)) { AGENT_PAUSE_FOR_OPERATOR } else { AGENT_PAUSE };
                 warn!(status = ?ended.ok(), "the agent has ended; starting it again");
                 tokio::select! {
                     () = sleep(pause) => {}
@@ -107,7 +106,7 @@ async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
     drop(agent.stdin);
     let (_, ended) = tokio::join!(server.stop(), timeout(AGENT_END, agent.child.wait()));
     if ended.is_err() {
-        warn!("the agent did not end in time and was killed; its processes go on");
+        warn!("the agent did not end in time and was killed; its processes keep running");
         let _ = agent.child.kill().await;
     }
     match failed {
@@ -142,10 +141,10 @@ async fn start_agent(
         .args(log.arguments().into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]))
         .args(["--log-size", &output.log_size.to_string(), "--log-keep", &output.log_keep.to_string()])
         .stdin(Stdio::piped())
-        // Ctrl-C is for this process alone; it tells the agent itself.
+        // Ctrl-C must reach this process only, which then ends the agent.
         .process_group(0);
     match token {
-        // Not as an argument: those can be read by anybody on the host.
+        // Not as an argument, because every user of the host can read arguments.
         Some(token) => command.env("PROCFLEET_TOKEN", token),
         None => command.env_remove("PROCFLEET_TOKEN"),
     };
@@ -164,7 +163,7 @@ async fn token_if_needed(server: &Server, data: &Path, host: Host) -> Result<Opt
         return Ok(None);
     }
     if id.exists() {
-        warn!("the agent in {} belongs to another server or host and joins anew", data.display());
+        warn!("the agent in {} belongs to another server or host and joins again", data.display());
         std::fs::remove_file(&id).context("letting the agent join anew")?;
     }
     let caller = Caller::ourselves("procfleet-up", host.ip);
@@ -187,7 +186,7 @@ async fn announce(server: &Server, host: Host, data: &Path) {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    if timeout(AGENT_PATIENCE, connected).await.is_err() {
+    if timeout(AGENT_START_TIMEOUT, connected).await.is_err() {
         warn!("the agent has not connected yet; the log above may say why");
     }
     let url = &server.url;

@@ -39,18 +39,18 @@ pub(crate) struct Stream {
     /// Notified when no line waits.
     drained: Condvar,
     dropped: AtomicU64,
-    /// Those of them that no line has told of yet.
-    untold: AtomicU64,
+    /// Number of dropped lines that were not reported yet.
+    unreported: AtomicU64,
     /// The last error; 0: too much waited for a slow reader.
     errno: AtomicI32,
 }
 
 struct Inner {
     channel: Option<Channel>,
-    /// Whole lines, but for the first, which may have been written in part.
+    /// Whole lines, except the first, which may be partly written.
     waiting: Vec<u8>,
     /// Bytes that the thread has taken from `waiting`.
-    in_hand: usize,
+    in_write: usize,
     is_draining: bool,
 }
 
@@ -92,7 +92,7 @@ impl Channel {
 
     fn wait(&self) {
         let (Channel::Immediate(fd) | Channel::Socket(fd) | Channel::Blocking(fd)) = self;
-        // An error is one of the next write, too.
+        // The next write reports the same error.
         let _ = poll(&mut [PollFd::new(fd, PollFlags::OUT)], None);
     }
 
@@ -137,14 +137,14 @@ fn log_dropped(dropped: Dropped) {
 
 impl Stream {
     const fn new(open: fn() -> Result<Channel, Errno>, recovered: fn(Dropped)) -> Stream {
-        let inner = Inner { channel: None, waiting: Vec::new(), in_hand: 0, is_draining: false };
+        let inner = Inner { channel: None, waiting: Vec::new(), in_write: 0, is_draining: false };
         Stream {
             open,
             recovered,
             inner: Mutex::new(inner),
             drained: Condvar::new(),
             dropped: AtomicU64::new(0),
-            untold: AtomicU64::new(0),
+            unreported: AtomicU64::new(0),
             errno: AtomicI32::new(0),
         }
     }
@@ -160,7 +160,7 @@ impl Stream {
     /// Writes whole lines, queues them, or drops them.
     pub(crate) fn write(&'static self, lines: &[u8]) {
         if self.offer(lines) {
-            self.tell();
+            self.report_dropped();
         }
     }
 
@@ -191,7 +191,7 @@ impl Stream {
         }
         // The rest of a partly written line is always queued.
         let is_whole = rest.len() == lines.len();
-        if is_whole && inner.waiting.len() + inner.in_hand + rest.len() > MOST_WAITING {
+        if is_whole && inner.waiting.len() + inner.in_write + rest.len() > MOST_WAITING {
             return self.drop_lines(rest, 0);
         }
         inner.waiting.extend_from_slice(rest);
@@ -218,7 +218,7 @@ impl Stream {
             let taken = {
                 let mut inner = self.lock();
                 let taken = std::mem::take(&mut inner.waiting);
-                inner.in_hand = taken.len();
+                inner.in_write = taken.len();
                 if taken.is_empty() {
                     inner.is_draining = false;
                     self.drained.notify_all();
@@ -240,7 +240,7 @@ impl Stream {
             is_written = rest.is_empty();
         }
         if is_written {
-            self.tell();
+            self.report_dropped();
         }
     }
 
@@ -249,16 +249,16 @@ impl Stream {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         self.dropped.fetch_add(count, Ordering::Relaxed);
         self.errno.store(errno, Ordering::Relaxed);
-        self.untold.fetch_add(count, Ordering::Relaxed);
+        self.unreported.fetch_add(count, Ordering::Relaxed);
         false
     }
 
     /// Reports the number of lines that were dropped before the one just written.
-    fn tell(&self) {
-        if self.untold.load(Ordering::Relaxed) == 0 {
+    fn report_dropped(&self) {
+        if self.unreported.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let lines = self.untold.swap(0, Ordering::Relaxed);
+        let lines = self.unreported.swap(0, Ordering::Relaxed);
         if lines > 0 {
             let error = match self.errno.load(Ordering::Relaxed) {
                 0 => "its reader was too slow".to_owned(),
@@ -282,19 +282,21 @@ mod tests {
     use std::cell::RefCell;
     use std::io::Read;
 
-    /// Streams are static, so each of these tests has one of its own, and is a thread of its own.
+    /// Streams are static, so each test has its own stream.
     macro_rules! stream {
         ($channel:expr) => {{
             thread_local! {
                 static NEXT: RefCell<Option<Channel>> = const { RefCell::new(None) };
             }
-            static TOLD: Mutex<Vec<(u64, u64, String)>> = Mutex::new(Vec::new());
+            static REPORTED: Mutex<Vec<(u64, u64, String)>> = Mutex::new(Vec::new());
             static STREAM: Stream = Stream::new(
                 || NEXT.take().ok_or(Errno::BADF),
-                |dropped| TOLD.lock().expect("no panic").push((dropped.lines, dropped.in_all, dropped.error)),
+                |dropped| {
+                    REPORTED.lock().expect("no panic").push((dropped.lines, dropped.in_all, dropped.error))
+                },
             );
             NEXT.set(Some($channel));
-            (&STREAM, &TOLD)
+            (&STREAM, &REPORTED)
         }};
     }
 
@@ -323,7 +325,7 @@ mod tests {
     #[test]
     fn lines_on_a_full_disk_are_dropped_and_reported_later() {
         let full = rustix::fs::open("/dev/full", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-        let (stream, told) = stream!(Channel::Immediate(full.expect("this is Linux")));
+        let (stream, reported) = stream!(Channel::Immediate(full.expect("this is Linux")));
         stream.write(b"one\n");
         stream.write(b"two\nthree\n");
         assert_eq!((stream.dropped(), stream.lock().waiting.len()), (3, 0));
@@ -332,7 +334,7 @@ mod tests {
         stream.write(b"four\n");
         stream.write(b"five\n");
         let reason = "No space left on device (os error 28)".to_owned();
-        assert_eq!(*told.lock().expect("no panic"), [(3, 3, reason)]);
+        assert_eq!(*reported.lock().expect("no panic"), [(3, 3, reason)]);
     }
 
     #[test]
@@ -347,7 +349,7 @@ mod tests {
     #[test]
     fn a_stalled_reader_does_not_block_the_writer_and_gets_whole_lines_later() {
         let (mut reader, writer) = pipe(Waits::No);
-        let (stream, told) = stream!(Channel::Immediate(writer));
+        let (stream, reported) = stream!(Channel::Immediate(writer));
         let line = format!("{}\n", "x".repeat(1_000));
         // The pipe holds 64 KiB, and 256 KiB may wait.
         for _ in 0..1_000 {
@@ -359,9 +361,9 @@ mod tests {
             let mut text = String::new();
             reader.read_to_string(&mut text).map(|_| text)
         });
-        wait_until(stream, || !stream.lock().is_draining && !told.lock().expect("no panic").is_empty());
-        assert_eq!(told.lock().expect("no panic")[0].0, dropped);
-        assert!(told.lock().expect("no panic")[0].2.contains("too slow"));
+        wait_until(stream, || !stream.lock().is_draining && !reported.lock().expect("no panic").is_empty());
+        assert_eq!(reported.lock().expect("no panic")[0].0, dropped);
+        assert!(reported.lock().expect("no panic")[0].2.contains("too slow"));
         stream.write(b"the last\n");
         stream.lock().channel = None;
         let text = reading.join().expect("no panic").expect("a text");

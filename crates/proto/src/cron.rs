@@ -1,5 +1,5 @@
-//! A crontab rule: checked where a request is read, and followed on the host, so that both understand the
-//! same by it.
+//! A crontab rule: checked where a request is read, and followed on the host, with the same parser on both
+//! sides.
 //!
 //! A rule has five fields, or six with seconds first, or is one of `@hourly`, `@daily`, `@weekly`,
 //! `@monthly`, `@yearly` and `@annually`. Where the clock is set forward in spring, a rule with a fixed time
@@ -36,8 +36,8 @@ impl CronRule {
         }
         let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
         let rule = parser.parse(text).map_err(|error| BadRule::Field { reason: reason(text, &error) })?;
-        // The search gives up at the year 5000, so from here it is short. Within 28 years every date comes on
-        // every weekday, also a 29th of February.
+        // The search gives up at the year 5000, so from here it is short. Within 28 years every date falls on
+        // every weekday, including 29 February.
         let from: DateTime = date(4960, 1, 1).at(0, 0, 0, 0);
         match rule.find_next_occurrence(&from, true) {
             Ok(_) => Ok(CronRule(rule)),
@@ -51,7 +51,7 @@ impl CronRule {
     }
 }
 
-/// The parser's own words, without the name that it gives itself.
+/// The parser's error message without its prefix.
 fn reason(text: &str, error: &croner::errors::CronError) -> String {
     use croner::errors::CronError::{
         ComponentError, EmptyPattern, IllegalCharacters, InvalidDate, InvalidPattern, InvalidTime,

@@ -25,7 +25,7 @@ pub enum ProcState {
 }
 
 impl ProcState {
-    /// In the order of their words.
+    /// In alphabetical order of their words.
     pub const ALL: [ProcState; 9] = [
         ProcState::Changing,
         ProcState::GaveUp,
@@ -100,13 +100,13 @@ pub enum Doing {
     Stopping,
     Restarting,
     Reloading,
-    /// Something that only a newer agent knows.
+    /// An operation that only a newer agent knows.
     #[serde(other)]
     Other,
 }
 
 impl ProcReport {
-    /// The state in the most exact word.
+    /// The most specific state.
     pub fn state_now(&self) -> ProcState {
         match (self.state, self.doing) {
             (ProcState::Changing, Some(Doing::Starting)) => ProcState::Starting,

@@ -533,8 +533,8 @@ fn two_elements_for_one_key_are_one_or_the_later_is_refused() {
     let requests = operate_process(&body).expect("accepted").requests;
     let refused: Vec<bool> = requests.iter().map(|request| request.refused.is_some()).collect();
     assert_eq!(refused, [false, true]);
-    let said = faults(operate_process, &with(body.clone(), json!({"op_type": null}), json!({})));
-    assert_eq!(said, ["op_type: is required"]);
+    let text = faults(operate_process, &with(body.clone(), json!({"op_type": null}), json!({})));
+    assert_eq!(text, ["op_type: is required"]);
     // An invalid element is refused alone.
     let nameless = with(body.clone(), json!({}), json!({"proc_name": null, "value_key": null}));
     let operation = operate_process(&nameless).expect("accepted");
@@ -555,16 +555,16 @@ fn results_and_agents_are_asked_for_within_a_scope() {
     let task = "GSETASK:20180315180551:1000";
     let asked = get_proc_result(&json!({"bk_biz_id": "1", "bk_gse_taskid": task}));
     assert_eq!(asked, Ok((scope, task.to_owned())));
-    let said = get_proc_result(&json!({})).map_err(|faults| faults.to_string());
+    let text = get_proc_result(&json!({})).map_err(|faults| faults.to_string());
     let expected = "bk_biz_id: is required (or bk_scope_type and bk_scope_id); bk_gse_taskid: is required";
-    assert_eq!(said, Err(expected.to_owned()));
+    assert_eq!(text, Err(expected.to_owned()));
     let (asked, hosts) =
         get_agent_status(&json!({"bk_biz_id": 1, "ip_list": [{"bk_cloud_id": 2, "ip": "10.0.0.1"}]}))
             .expect("good");
     let hosts: Vec<_> = hosts.into_iter().map(|named| named.host).collect();
     assert_eq!((asked, hosts), (scope, vec!["2:10.0.0.1".parse().ok()]));
-    let said = get_agent_status(&json!({"bk_biz_id": 1, "ip_list": []})).map_err(|faults| faults.to_string());
-    assert_eq!(said, Err("ip_list: must not be empty".to_owned()));
+    let text = get_agent_status(&json!({"bk_biz_id": 1, "ip_list": []})).map_err(|faults| faults.to_string());
+    assert_eq!(text, Err("ip_list: must not be empty".to_owned()));
 }
 
 #[test]

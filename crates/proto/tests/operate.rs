@@ -176,7 +176,7 @@ fn schedules_of_periodic_processes() {
 }
 
 #[test]
-fn every_fault_has_its_place_and_reason() {
+fn every_fault_has_its_path_and_reason() {
     let rows: &[(&str, Value, &str)] = &[
         ("/meta", json!(null), "meta: is required"),
         ("/meta", json!("x"), "meta: must be an object, not a string"),
@@ -326,11 +326,11 @@ fn relative_paths_are_warned_of() {
     for (field, path) in [("pid_path", "x.pid"), ("config_path", "etc/x"), ("log_path", "logs/")] {
         body["spec"]["identity"][field] = json!(path);
     }
-    let said = operate::operate_proc_v2(&body).expect("accepted").warnings.to_string();
+    let text = operate::operate_proc_v2(&body).expect("accepted").warnings.to_string();
     for field in ["pid_path", "config_path", "log_path"] {
         assert!(
-            said.contains(&format!("; warning: spec.identity.{field}: is not an absolute path: ")),
-            "{said}"
+            text.contains(&format!("; warning: spec.identity.{field}: is not an absolute path: ")),
+            "{text}"
         );
     }
     assert_eq!(operate::operate_proc_v2(&seed()).expect("accepted").warnings.to_string(), "");
@@ -437,9 +437,9 @@ fn reserved_fields_cause_a_warning() {
         one
     };
     let many = json!({"proc_operate_req": (0..7).map(element).collect::<Vec<_>>()});
-    let said = operate::operate_proc_multi(&many).expect("accepted").warnings.to_string();
-    assert!(said.starts_with("; warning: proc_operate_req[0].spec.resource.disk: "), "{said}");
-    assert!(said.ends_with("; and 2 more warnings"), "{said}");
+    let text = operate::operate_proc_multi(&many).expect("accepted").warnings.to_string();
+    assert!(text.starts_with("; warning: proc_operate_req[0].spec.resource.disk: "), "{text}");
+    assert!(text.ends_with("; and 2 more warnings"), "{text}");
 }
 
 #[test]
@@ -450,18 +450,18 @@ fn a_typo_in_a_spec_is_warned_of_and_other_extra_fields_are_not() {
     body["spec"]["control"]["owner"] = json!("x");
     body["spec"]["alive_monitor_policy"]["start_chek_secs"] = json!(5);
     body["spec"]["op_timeout"] = json!(5);
-    let said = operate::operate_proc_v2(&body).expect("accepted").warnings.to_string();
+    let text = operate::operate_proc_v2(&body).expect("accepted").warnings.to_string();
     assert_eq!(
-        said,
+        text,
         "; warning: spec.control.strat_cmd: unknown and not used; did you mean start_cmd?\
          ; warning: spec.alive_monitor_policy.start_chek_secs: unknown and not used; did you mean start_check_secs?\
          ; warning: spec.op_timeout: unknown and not used; did you mean spec.alive_monitor_policy.op_timeout?"
     );
     let multi = json!({"proc_operate_req": [seed_with("/spec/identity/usr", json!("x"))]});
-    let said = operate::operate_proc_multi(&multi).expect("accepted").warnings.to_string();
+    let text = operate::operate_proc_multi(&multi).expect("accepted").warnings.to_string();
     assert!(
-        said.contains("proc_operate_req[0].spec.identity.usr: unknown and not used; did you mean user?"),
-        "{said}"
+        text.contains("proc_operate_req[0].spec.identity.usr: unknown and not used; did you mean user?"),
+        "{text}"
     );
 }
 

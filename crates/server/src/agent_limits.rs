@@ -37,8 +37,6 @@ pub const UNKNOWN_KIND: &str = "unknown";
 /// Bytes of a word: version, architecture, the name of an unknown kind.
 pub const WORD: usize = 64;
 
-/// Procs of one agent. A host with 10,000 was measured; the list of one agent must not exhaust the server.
-pub const PROCS: usize = 20_000;
 /// Bytes of a proc's note, which may hold 4 KiB of a command's output and 1 KiB about its files.
 pub const NOTE: usize = 8 * 1024;
 /// Bytes of a proc's health. The agent keeps 256 characters of the output of `health_cmd`.
@@ -51,13 +49,8 @@ pub const LABELS: usize = 48 * 1024;
 pub const STATE: usize = 56 * 1024;
 /// How many lost log lines an agent can report at once.
 pub const LOG_LINES_DROPPED: u64 = 1_000_000;
-/// A state above this size is a large one. All large states of one agent together have at most this many
-/// bytes.
-pub const LARGE_STATE: usize = 8 * 1024;
-pub const LARGE_STATES: usize = 64 * 1024 * 1024;
 
-/// Namespaces with process groups of one agent. Each list has at most the 24 KiB that the API accepts.
-pub const GROUP_NAMESPACES: usize = 1_000;
+/// Bytes of the process groups of one namespace, as the API accepts them.
 pub const GROUPS: usize = 24 * 1024;
 
 /// Bytes of an outcome's message. The agent writes up to 4 KiB of output for each of a few causes.
@@ -85,11 +78,11 @@ fn at_most(what: &'static str, size: usize, most: usize) -> Result<(), Oversized
 
 /// Cuts a text at a character boundary and appends `…`. True: the text was too long.
 fn cut(text: &mut String, most: usize) -> bool {
-    const MARK: &str = "…";
+    const ELLIPSIS: &str = "…";
     let too_long = text.len() > most;
     if too_long {
-        text.truncate(text.floor_char_boundary(most - MARK.len()));
-        text.push_str(MARK);
+        text.truncate(text.floor_char_boundary(most - ELLIPSIS.len()));
+        text.push_str(ELLIPSIS);
     }
     too_long
 }

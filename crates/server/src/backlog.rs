@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! take --capacity--> Share --keep(task)--> held by the task --ended(op) ...--> free
-//!   \--none for PATIENCE--> Full: refused, and nothing of the task is stored
+//!   \--none for MAX_WAIT--> Full: refused, and nothing of the task is stored
 //! ```
 //!
 //! Callers wait in line, each for a short time. No app holds more than three quarters, so a burst of one app
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// How long a caller waits for capacity.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+pub const MAX_WAIT: Duration = Duration::from_secs(2);
 /// After this time a refused caller should try again.
 pub const RETRY_AFTER: Duration = Duration::from_secs(5);
 
@@ -29,7 +29,7 @@ pub struct Load {
     pub bytes: usize,
 }
 
-/// There was no capacity for [`PATIENCE`].
+/// There was no capacity for [`MAX_WAIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
     pub open: Load,
@@ -104,7 +104,7 @@ impl Backlog {
         Backlog(Arc::new(Inner { most, state: Mutex::default() }))
     }
 
-    /// Waits in line for capacity, at most [`PATIENCE`].
+    /// Waits in line for capacity, at most [`MAX_WAIT`].
     pub async fn take(&self, app: &str, load: Load) -> Result<BacklogShare, Full> {
         let (granted, mut grant) = oneshot::channel();
         let number = {
@@ -115,7 +115,7 @@ impl Backlog {
             number
         };
         self.grant();
-        if let Ok(Ok(share)) = timeout(PATIENCE, &mut grant).await {
+        if let Ok(Ok(share)) = timeout(MAX_WAIT, &mut grant).await {
             return Ok(share);
         }
         let open = {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_does_not_fit_is_refused_after_the_patience_and_holds_nothing() {
+    async fn a_task_that_does_not_fit_is_refused_after_max_wait_and_holds_nothing() {
         for (held, more) in
             [(load(60, 0), load(50, 0)), (load(1, 600), load(1, 500)), (load(75, 0), load(1, 0))]
         {
@@ -254,7 +254,7 @@ mod tests {
             backlog.take("a", held).await.expect("capacity").keep(task(1));
             let began = tokio::time::Instant::now();
             let refused = backlog.take("a", more).await.expect_err("it is full");
-            assert_eq!((began.elapsed(), refused), (PATIENCE, Full { open: held, most: MOST }));
+            assert_eq!((began.elapsed(), refused), (MAX_WAIT, Full { open: held, most: MOST }));
             backlog.ended(task(1), held.ops);
             drop(backlog.take("a", more).await.expect("there is capacity again"));
             let state = backlog.lock();

@@ -6,8 +6,8 @@
 //! and files it replaces the files (`pki::Ca::open`).
 
 use crate::durably::durably;
-use crate::pki::{Ca, CaPins, PkiError, PreparedCa};
-use crate::store::{NewAudit, Store, StoreError, TokensOfCa};
+use crate::pki::{Ca, PkiError, PreparedCa};
+use procfleet_store::{CaPins, NewAudit, Store, StoreError, TokensOfCa};
 use std::sync::Arc;
 use tokio::task::JoinError;
 use tracing::error;
@@ -22,7 +22,7 @@ pub enum CaChangeError {
     Ending(#[from] JoinError),
 }
 
-/// Gives the CA a successor. `audit` makes the record of it. `None`: there is a successor already.
+/// Gives the CA a successor. `audit` creates the audit record. `None`: there is a successor already.
 pub(crate) async fn rotate(
     store: Store,
     ca: Arc<Ca>,
@@ -73,14 +73,14 @@ async fn change(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pki::Beginning;
-    use crate::store::AuditFilter;
+    use crate::pki::CaStart;
+    use procfleet_store::AuditFilter;
     use std::path::Path;
     use std::time::Duration;
 
     fn open(folder: &Path, decided: Option<CaPins>) -> Arc<Ca> {
         let life = Duration::from_secs(60);
-        Arc::new(Ca::open(folder, life, Beginning::AfterHosts(0), decided).expect("a CA"))
+        Arc::new(Ca::open(folder, life, CaStart::AfterHosts(0), decided).expect("a CA"))
     }
 
     fn record(action: &'static str) -> impl FnOnce(CaPins) -> NewAudit + Send + 'static {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     async fn actions(store: &Store) -> Vec<String> {
-        let rows = store.audit_rows(10, AuditFilter::default()).await.expect("no error");
+        let rows = store.list_audit(10, AuditFilter::default()).await.expect("no error").records;
         rows.into_iter().map(|row| row.entry.action).collect()
     }
 

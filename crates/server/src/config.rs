@@ -5,6 +5,7 @@ use crate::backlog::Load;
 use crate::login_service::LoginUrl;
 use crate::peer::AddressBlock;
 use procfleet_core::data_folder::{self, ExistingFolder, FolderOwner};
+use procfleet_store::StoreUrl;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -14,6 +15,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct ServerSettings {
     pub data: PathBuf,
+    pub store: StoreLocation,
     /// Address of the API and the console.
     pub listen: SocketAddr,
     /// Address of the agents' link.
@@ -37,7 +39,14 @@ pub struct ServerSettings {
     pub admin_from: Vec<AddressBlock>,
 }
 
-/// Where the API's certificate comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StoreLocation {
+    /// One SQLite file in the data folder.
+    Embedded,
+    Postgres(StoreUrl),
+}
+
+/// The source of the API's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TlsSource {
     Files {

@@ -1,21 +1,13 @@
 //! A commit and the wake-up that follows it, as one step.
 
-use crate::store::StoreError;
 use tokio::task::JoinError;
 
-/// Runs `act` in a task of its own: a caller that hangs up between the commit and the wake-up must not leave
-/// a change that no worker knows of.
+/// Runs `act` in a separate task: a caller that hangs up between the commit and the wake-up must not leave a
+/// change that no worker knows of.
 pub(crate) async fn durably<T, E>(act: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, E>
 where
     T: Send + 'static,
     E: From<JoinError> + Send + 'static,
 {
     tokio::spawn(act).await?
-}
-
-impl From<JoinError> for StoreError {
-    /// The task was cancelled with its runtime, or panicked, which ends the server.
-    fn from(_: JoinError) -> Self {
-        StoreError::Closed
-    }
 }

@@ -1,9 +1,9 @@
 //! Events of agents: stores new ones and wakes the waiters (long polls and the webhook worker).
 
 use crate::metrics::Metrics;
-use crate::store::{NewEvent, Store, StoreError};
 use procfleet_core::id::AgentId;
 use procfleet_core::supervise::Event;
+use procfleet_store::{NewEvent, Store, StoreError};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -18,17 +18,17 @@ impl Default for EventNotifier {
 }
 
 impl EventNotifier {
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         self.0.send_replace(());
     }
 
-    pub fn listen(&self) -> watch::Receiver<()> {
+    pub fn subscribe(&self) -> watch::Receiver<()> {
         self.0.subscribe()
     }
 }
 
 /// Stores the events of an agent, each once, and wakes the waiters.
-pub async fn take(
+pub async fn store_events(
     store: &Store,
     metrics: &Metrics,
     event_notifier: &EventNotifier,
@@ -44,7 +44,7 @@ pub async fn take(
         }
     }
     if !new.is_empty() {
-        event_notifier.ring();
+        event_notifier.notify();
     }
     Ok(())
 }

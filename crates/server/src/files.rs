@@ -9,7 +9,7 @@ pub struct InheritedLimit(Rlimit);
 
 /// Raises the soft limit of RLIMIT_NOFILE to the hard limit: the usual soft limit is low, for programs that
 /// use `select`, and this server needs a descriptor for each agent.
-pub fn take_all() -> InheritedLimit {
+pub fn raise_limit() -> InheritedLimit {
     let inherited = getrlimit(Resource::Nofile);
     match setrlimit(Resource::Nofile, Rlimit { current: inherited.maximum, maximum: inherited.maximum }) {
         Ok(()) => info!(files = inherited.maximum, "RLIMIT_NOFILE raised to the hard limit"),

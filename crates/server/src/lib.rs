@@ -23,25 +23,23 @@ mod secret;
 pub mod session_channel;
 pub mod sessions;
 pub mod startup;
-pub mod store;
 pub mod usecase;
 pub mod workers;
 
 use crate::backlog::Backlog;
 use crate::clock::Clock;
-use crate::config::ServerSettings;
+use crate::config::{ServerSettings, StoreLocation};
 use crate::dispatcher::Dispatcher;
 use crate::http::TlsError;
 use crate::http::tls::ApiTls;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
-use crate::pki::{Beginning, PkiError};
+use crate::pki::{CaStart, PkiError};
 use crate::presences::Presences;
 use crate::sessions::{Link, RefusalLog};
 use crate::startup::ca::CaStartError;
 use crate::startup::restored;
 use crate::startup::setup::{self, Reached, SetupError};
-use crate::store::{Store, StoreError};
 use crate::usecase::Services;
 use crate::workers::refusals::Refusals;
 use crate::workers::retention::Retention;
@@ -49,6 +47,7 @@ use crate::workers::succession::Succession;
 use crate::workers::webhooks::Delivery;
 use procfleet_program::panics::{self, Panicked};
 use procfleet_program::{PartEnded, Parts};
+use procfleet_store::{Store, StoreError, StoreLock};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -103,7 +102,7 @@ pub enum ServerError {
 /// A server that serves.
 #[derive(Debug)]
 pub struct Server {
-    /// Where a client on this machine finds the API.
+    /// The URL of the API for a client on this machine.
     pub url: String,
     pub api: SocketAddr,
     pub link: SocketAddr,
@@ -112,6 +111,7 @@ pub struct Server {
     parts: Parts,
     /// Held until the end.
     _link_threads: LinkThreads,
+    _folder_lock: Option<StoreLock>,
 }
 
 impl From<CaStartError> for ServerError {
@@ -125,10 +125,10 @@ impl From<CaStartError> for ServerError {
 
 impl ServerError {
     /// Whether a restart would not help and an operator has to act.
-    pub fn needs_somebody(&self) -> bool {
+    pub fn needs_operator(&self) -> bool {
         match self {
             ServerError::Store(error) | ServerError::Setup(SetupError::Store(error)) => {
-                error.needs_somebody()
+                error.needs_operator()
             }
             ServerError::Setup(SetupError::Mismatch(_))
             | ServerError::FolderRefused { .. }
@@ -153,7 +153,7 @@ impl ServerError {
     fn named(self, store: &Path) -> ServerError {
         match self {
             ServerError::Store(error) | ServerError::Setup(SetupError::Store(error)) => {
-                ServerError::Store(error.named(store))
+                ServerError::Store(procfleet_store::named(error, store))
             }
             other => other,
         }
@@ -169,11 +169,18 @@ impl Server {
     async fn start_on(path: &Path, config: ServerSettings) -> Result<Server, ServerError> {
         config::make_data_folder(&config.data)?;
         let metrics = Arc::new(Metrics::new());
-        let store = Store::open(path).await?;
+        let (store, folder_lock) = match &config.store {
+            StoreLocation::Embedded => (Store::open(path).await?, None),
+            // The embedded store has the same lock: one server uses a data folder.
+            StoreLocation::Postgres(url) => {
+                let lock = procfleet_store::lock(path)?;
+                (Store::connect(url).await?, Some(lock))
+            }
+        };
         let clock = Clock::start(store.enter_boot(clock::boot_id()).await?);
         let beginning = match config.new_ca {
-            true => Beginning::Again,
-            false => Beginning::AfterHosts(store.agents_that_may_come().await?),
+            true => CaStart::NewCa,
+            false => CaStart::AfterHosts(store.agents_that_may_come().await?),
         };
         let life = config.agent_certificate;
         let ca = Arc::new(startup::ca::open(&store, clock, &config.data, life, beginning).await?);
@@ -218,7 +225,7 @@ impl Server {
             metrics,
             unfinished: Default::default(),
             event_notifier: Default::default(),
-            troubles: Default::default(),
+            delivery_errors: Default::default(),
             questions: Default::default(),
             refusals,
             login_service: config.login_url.map(LoginService::new),
@@ -255,7 +262,7 @@ impl Server {
         let webhooks = Delivery {
             store: services.store.clone(),
             event_notifier: services.event_notifier.clone(),
-            troubles: services.troubles.clone(),
+            delivery_errors: services.delivery_errors.clone(),
             stop: stopped.clone(),
         };
         parts.spawn("the delivery of events to webhooks", webhooks.run());
@@ -279,10 +286,19 @@ impl Server {
         let router = http::router(services.clone());
         parts.spawn("the API's port", http::port::serve(api_listener, router, tls, stopped));
         info!(%api, %link, "server is up");
-        Ok(Server { url, api, link, services, stop, parts, _link_threads: link_threads })
+        Ok(Server {
+            url,
+            api,
+            link,
+            services,
+            stop,
+            parts,
+            _link_threads: link_threads,
+            _folder_lock: folder_lock,
+        })
     }
 
-    /// The API by the address that was asked for, also where that means all addresses.
+    /// The URL of the API with the configured address, even if that is the unspecified address.
     pub fn shown_url(&self) -> String {
         let scheme = self.url.split(':').next().unwrap_or_default();
         format!("{scheme}://{}", self.api)
@@ -333,8 +349,8 @@ impl Server {
     }
 }
 
-/// The sessions have a runtime of their own. Ten thousand busy sessions are a long queue, in which a call to
-/// the API would wait at each of its steps; with threads of its own it does not.
+/// The sessions have a separate runtime. Ten thousand busy sessions are a long run queue, in which an API
+/// call would wait at each of its steps.
 #[derive(Debug)]
 struct LinkThreads(Option<Runtime>);
 
@@ -352,7 +368,7 @@ impl LinkThreads {
 
 impl Drop for LinkThreads {
     fn drop(&mut self) {
-        // Not blocking: it may be dropped inside a task.
+        // Does not block, because it may be dropped inside a task.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }
@@ -363,7 +379,8 @@ async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Server
     let failed = |source| ServerError::Listen { address, source };
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = socket.map_err(failed)?;
-    // As the standard library does: connections of an ended server in TIME_WAIT do not keep the next one out.
+    // SO_REUSEADDR, as in the standard library: connections of an ended server in TIME_WAIT do not block the
+    // next server.
     socket.set_reuseaddr(true).map_err(failed)?;
     socket.bind(address).map_err(failed)?;
     let listener = socket.listen(BACKLOG).map_err(failed)?;

@@ -19,7 +19,7 @@ use tracing::warn;
 use ureq::http::Uri;
 
 /// Time limit of a request.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long an answer is cached, and so for how long at most a user who has logged out there is still
 /// admitted here.
 const FRESH: Duration = Duration::from_secs(60);
@@ -59,18 +59,18 @@ struct CachedAnswers(HashMap<[u8; 32], (Instant, TokenVerdict)>);
 
 impl LoginService {
     pub fn new(url: LoginUrl) -> LoginService {
-        let client = procfleet_http_client::client(Timeouts { connect: None, overall: PATIENCE });
+        let client = procfleet_http_client::client(Timeouts { connect: None, overall: TIMEOUT });
         let (permits, answers) = (Arc::new(Semaphore::new(AT_ONCE)), Mutex::default());
         LoginService { inner: Arc::new(Inner { url, client, permits, answers }) }
     }
 
-    /// The user of a token, as the service says now or verdict within the last minute.
+    /// The user of a token, as the service says now or has said within the last minute.
     pub async fn ask(&self, token: &str) -> Result<TokenVerdict, LoginUnanswered> {
         let hash = secret::hash(token.as_bytes());
         if let Some(verdict) = self.answers().get(&hash, Instant::now()) {
             return Ok(verdict);
         }
-        match timeout(PATIENCE, self.ask_now(token.to_owned())).await {
+        match timeout(TIMEOUT, self.ask_now(token.to_owned())).await {
             Ok(Ok(verdict)) => {
                 self.answers().put(hash, verdict.clone(), Instant::now());
                 Ok(verdict)

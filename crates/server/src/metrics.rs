@@ -142,7 +142,7 @@ impl Metrics {
         let agent_log_lines_dropped = Counter::default();
         let help = "Lines of agents' own logs that were lost because they could not be written";
         registry.register("agent_log_lines_dropped", help, agent_log_lines_dropped.clone());
-        registry.register_collector(Box::new(OfTheProgram));
+        registry.register_collector(Box::new(ProcessCollector));
         let exits = Family::default();
         registry.register("exits", "Processes that ended without an op, by how they ended", exits.clone());
         Metrics {
@@ -235,9 +235,9 @@ impl Metrics {
 
 /// Metrics of the whole program, not of one server.
 #[derive(Debug)]
-struct OfTheProgram;
+struct ProcessCollector;
 
-impl Collector for OfTheProgram {
+impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let figures = [
             ("panics", "Panics, each of which is in the log", panics::total()),

@@ -1,12 +1,12 @@
-//! The agents that are connected to this server, and when each was last heard.
+//! The agents that are or were connected to this life of the server, and when each was last heard.
 
-use crate::clock::WallMs;
 use crate::metrics::Metrics;
 use procfleet_core::id::AgentId;
+use procfleet_store::clock::WallMs;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// When the last message of an agent arrived, heartbeats included, in wall time. Kept in memory, because the
 /// session updates it for every message; stored when the session ends.
@@ -27,10 +27,26 @@ impl LastHeard {
     }
 }
 
-/// The agents that are connected to this server now. Only the dispatcher writes it.
+#[derive(Debug)]
+enum LinkState {
+    Connected(LastHeard),
+    Away(EndedSession),
+}
+
+/// The end of an agent's last session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndedSession {
+    pub since: WallMs,
+    pub heard_at: WallMs,
+}
+
+/// The agents that are connected to this server now, and those that were. Only the dispatcher writes it.
+///
+/// An agent that has left stays here as away: the store learns of the end of its session later, and a reader
+/// may have read the agent's record before that. Away agents are as many as the store knows at most.
 #[derive(Clone, Debug)]
 pub struct Presences {
-    agents: Arc<RwLock<HashMap<AgentId, LastHeard>>>,
+    agents: Arc<RwLock<HashMap<AgentId, LinkState>>>,
     metrics: Arc<Metrics>,
 }
 
@@ -40,34 +56,67 @@ impl Presences {
     }
 
     pub fn contains(&self, agent: &AgentId) -> bool {
-        self.agents.read().unwrap_or_else(PoisonError::into_inner).contains_key(agent)
+        matches!(self.read().get(agent), Some(LinkState::Connected(_)))
     }
 
-    /// When a connected agent was last heard.
+    /// When the agent was last heard. `None`: it has had no session in this life of the server.
     pub fn last_heard(&self, agent: &AgentId) -> Option<WallMs> {
-        self.agents.read().unwrap_or_else(PoisonError::into_inner).get(agent).map(LastHeard::get)
+        self.read().get(agent).map(|presence| match presence {
+            LinkState::Connected(heard) => heard.get(),
+            LinkState::Away(absence) => absence.heard_at,
+        })
     }
 
-    /// The connected agents with the time that each was last heard. In memory, and as large as the fleet: for
+    /// The end of its last session. `None`: it is connected, or has had no session in this life of the
+    /// server.
+    pub fn absence(&self, agent: &AgentId) -> Option<EndedSession> {
+        match self.read().get(agent) {
+            Some(LinkState::Away(absence)) => Some(*absence),
+            Some(LinkState::Connected(_)) | None => None,
+        }
+    }
+
+    /// The connected agents with the time of their last messages. In memory, and as large as the fleet: for
     /// ordering by that time only.
     pub fn all_heard(&self) -> Vec<(WallMs, AgentId)> {
-        let agents = self.agents.read().unwrap_or_else(PoisonError::into_inner);
-        agents.iter().map(|(agent, heard)| (heard.get(), agent.clone())).collect()
+        let heard = |(agent, presence): (&AgentId, &LinkState)| match presence {
+            LinkState::Connected(heard) => Some((heard.get(), agent.clone())),
+            LinkState::Away(_) => None,
+        };
+        self.read().iter().filter_map(heard).collect()
     }
 
     pub(crate) fn insert(&self, agent: AgentId, heard: LastHeard) {
-        match self.agents.write().unwrap_or_else(PoisonError::into_inner).entry(agent) {
-            Entry::Occupied(mut known) => drop(known.insert(heard)),
-            Entry::Vacant(new) => {
-                new.insert(heard);
-                self.metrics.agents.inc();
-            }
+        let before = self.write().insert(agent, LinkState::Connected(heard));
+        if !matches!(before, Some(LinkState::Connected(_))) {
+            self.metrics.agents.inc();
         }
     }
 
-    pub(crate) fn remove(&self, agent: &AgentId) {
-        if self.agents.write().unwrap_or_else(PoisonError::into_inner).remove(agent).is_some() {
+    /// The agent's session has ended. Does nothing if it has none.
+    pub(crate) fn leave(&self, agent: &AgentId, since: WallMs) {
+        if let Some(presence) = self.write().get_mut(agent)
+            && let LinkState::Connected(heard) = presence
+        {
+            *presence = LinkState::Away(EndedSession { since, heard_at: heard.get() });
             self.metrics.agents.dec();
         }
+    }
+
+    /// Forgets an agent that has left and does not come back.
+    pub(crate) fn forget(&self, agent: &AgentId) {
+        if let Entry::Occupied(known) = self.write().entry(agent.clone())
+            && let LinkState::Away(_) = known.get()
+        {
+            known.remove();
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<AgentId, LinkState>> {
+        self.agents.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<AgentId, LinkState>> {
+        self.agents.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

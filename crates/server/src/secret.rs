@@ -1,5 +1,5 @@
-//! Random secrets and their hashes. Ours are long and random, so a plain hash is enough; what people choose
-//! would need more.
+//! Random secrets and their hashes. They are long and random, so a plain hash is enough; passwords that
+//! people choose would need a slow hash.
 
 use procfleet_proto::link::token::hex;
 use ring::digest::{SHA256, digest};

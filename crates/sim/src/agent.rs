@@ -40,7 +40,7 @@ pub(crate) struct FleetShared {
     pub(crate) trace: Option<Trace>,
 }
 
-/// Why a session ended or never was.
+/// Why a session ended or was not established.
 #[derive(Debug, thiserror::Error)]
 enum SimSessionEnd {
     #[error(transparent)]
@@ -81,7 +81,7 @@ pub(crate) struct Agent {
 
 /// An op that is not confirmed.
 enum UnconfirmedOp {
-    Running { due: Instant, kind: OpKind, proc: ProcKey, received: u64, told: bool },
+    Running { due: Instant, kind: OpKind, proc: ProcKey, received: u64, reported: bool },
     Ended { report: Box<Report>, sent: Option<Instant>, times: Times },
 }
 
@@ -103,7 +103,7 @@ impl Agent {
         }
     }
 
-    /// Connects, and connects again, for ever.
+    /// Connects, and reconnects whenever the session ends.
     pub(crate) async fn live(mut self) {
         let mut failures = 0;
         loop {
@@ -146,7 +146,7 @@ impl Agent {
     async fn session(&mut self, welcomed: &mut bool) -> Result<std::convert::Infallible, SimSessionEnd> {
         let tls = tls::with_identity(&self.identity)?;
         let mut socket = Box::pin(tls::connect(&self.shared.server, LINK_PATH, tls)).await?;
-        let (epoch, patience) = Box::pin(self.greet(&mut socket)).await?;
+        let (epoch, silence_limit) = Box::pin(self.greet(&mut socket)).await?;
         *welcomed = true;
         count(&self.shared.counters.sessions);
         count(&self.shared.counters.connected);
@@ -154,12 +154,12 @@ impl Agent {
         let all = States { all: true, procs: self.procs.all(wall_secs()), ..States::default() };
         send(&mut socket, agent_message::Body::States(all)).await?;
 
-        let mut silent_at = Instant::now() + patience;
+        let mut silent_at = Instant::now() + silence_limit;
         let mut read_at = Instant::now();
         let drop_at = self.drop_at();
         loop {
             self.end_due();
-            self.tell(&mut socket).await?;
+            self.report(&mut socket).await?;
             let now = Instant::now();
             if drop_at.is_some_and(|at| now >= at) {
                 return Err(SimSessionEnd::Dropped);
@@ -171,15 +171,15 @@ impl Agent {
             tokio::select! {
                 biased;
                 message = socket.next(), if read_at <= now => {
-                    silent_at = Instant::now() + patience;
-                    self.heed(&mut socket, epoch, message).await?;
+                    silent_at = Instant::now() + silence_limit;
+                    self.handle(&mut socket, epoch, message).await?;
                     if self.slow {
                         read_at = Instant::now() + Duration::from_millis(self.shared.script.slow.read_every_ms);
                         continue;
                     }
                     for _ in 0..READ_AHEAD {
                         let Some(message) = socket.next().now_or_never() else { break };
-                        self.heed(&mut socket, epoch, message).await?;
+                        self.handle(&mut socket, epoch, message).await?;
                     }
                 }
                 () = tokio::time::sleep_until(wake) => {
@@ -205,14 +205,14 @@ impl Agent {
                 containment: "tree".to_owned(),
                 started_at: self.started_at,
             }),
-            // Its certificate is good for longer than any trial, and its ops are soon over.
+            // The certificate is valid for longer than any simulation, so it is not renewed.
             renews: false,
             cancels: false,
-            // Nothing that it runs writes anything.
+            // Simulated processes have no output.
             reads_logs: false,
-            // It has no specs, so there is nothing that a change of one could lose.
+            // A simulated agent stores no specs, so a change of single fields cannot lose any.
             changes_specs: true,
-            // Its processes belong to no account.
+            // Simulated processes have no account.
             limits_accounts: true,
             ip: String::new(),
         };
@@ -220,16 +220,16 @@ impl Agent {
         let answer = tokio::time::timeout(WELCOME, first(socket)).await.map_err(|_| SimSessionEnd::Closed)?;
         match answer? {
             Body::Welcome(welcome) => {
-                let patience = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
-                Ok((Epoch(welcome.epoch), patience))
+                let silence_limit = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
+                Ok((Epoch(welcome.epoch), silence_limit))
             }
             Body::Refused(refused) => Err(SimSessionEnd::Refused(refused.reason)),
-            // Nothing else may come first.
+            // The first message must be a welcome or a refusal.
             _ => Err(SimSessionEnd::Protocol(BadMessage::Empty)),
         }
     }
 
-    async fn heed(
+    async fn handle(
         &mut self,
         socket: &mut Socket,
         epoch: Epoch,
@@ -276,8 +276,8 @@ impl Agent {
         }
         let counters = &self.shared.counters;
         match self.ops.get_mut(&op) {
-            Some(UnconfirmedOp::Running { told, .. }) => {
-                *told = false;
+            Some(UnconfirmedOp::Running { reported, .. }) => {
+                *reported = false;
                 count(&counters.repeats);
                 return Ok(());
             }
@@ -308,7 +308,7 @@ impl Agent {
         };
         let proc = ProcKey { namespace: order.namespace, name: order.name };
         let due = Instant::now() + self.shared.script.take(&mut self.random);
-        self.ops.insert(op, UnconfirmedOp::Running { due, kind, proc, received, told: false });
+        self.ops.insert(op, UnconfirmedOp::Running { due, kind, proc, received, reported: false });
         Ok(())
     }
 
@@ -331,7 +331,7 @@ impl Agent {
     }
 
     /// Sends states first, so that a caller that has an outcome can see its effect.
-    async fn tell(&mut self, socket: &mut Socket) -> Result<(), SimSessionEnd> {
+    async fn report(&mut self, socket: &mut Socket) -> Result<(), SimSessionEnd> {
         loop {
             let (now, at) = (Instant::now(), now_ns());
             let mut reports = Vec::new();
@@ -341,8 +341,8 @@ impl Agent {
                     break;
                 }
                 match known {
-                    UnconfirmedOp::Running { told, .. } if !*told => {
-                        *told = true;
+                    UnconfirmedOp::Running { reported, .. } if !*reported => {
+                        *reported = true;
                         drop_after |= self.random.percent(self.shared.script.drop.taken_percent);
                         reports.push(Report::taken(*op));
                     }
@@ -392,7 +392,7 @@ impl Agent {
         self.states.clear();
         for known in self.ops.values_mut() {
             match known {
-                UnconfirmedOp::Running { told, .. } => *told = true,
+                UnconfirmedOp::Running { reported, .. } => *reported = true,
                 UnconfirmedOp::Ended { sent, .. } => *sent = None,
             }
         }
@@ -410,7 +410,7 @@ impl Agent {
         moments.min()
     }
 
-    /// When this connection is to break; the times are spread as those of independent accidents are.
+    /// When this connection is to break; the times are exponentially distributed.
     fn drop_at(&mut self) -> Option<Instant> {
         let every = self.shared.script.drop.every_secs;
         let after = -every * (1.0 - self.random.part()).ln();

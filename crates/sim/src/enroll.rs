@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_tungstenite::tungstenite::Message;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimEnrollError {
@@ -45,8 +45,7 @@ pub(crate) async fn enroll(
     let mut socket = tls::connect(server, ENROLL_PATH, tls::with_pin(token.ca_pin)?).await?;
     let request = agent_message::Body::Enroll(request).into_bytes();
     socket.send(Message::Binary(request.into())).await.map_err(|_| SimEnrollError::BadAnswer)?;
-    let answer =
-        tokio::time::timeout(PATIENCE, socket.next()).await.map_err(|_| SimEnrollError::BadAnswer)?;
+    let answer = tokio::time::timeout(TIMEOUT, socket.next()).await.map_err(|_| SimEnrollError::BadAnswer)?;
     let Some(Ok(Message::Binary(bytes))) = answer else { return Err(SimEnrollError::BadAnswer) };
     match decode_server(&bytes) {
         Ok(Body::Enrolled(enrolled)) => Ok(AgentIdentity {

@@ -3,24 +3,24 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// One moment of it.
+/// A snapshot of the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Figures {
     pub agents: u64,
     pub connected: u64,
     /// Sessions that the server welcomed.
     pub sessions: u64,
-    /// Tries to connect that came to nothing.
+    /// Failed attempts to connect.
     pub failures: u64,
     /// Sessions that the server refused.
     pub refusals: u64,
-    /// Sessions that ended because the server said that it ends.
+    /// Sessions that the server ended because it stops (drain).
     pub drained: u64,
     /// Connections that were broken because the script says so.
     pub drops: u64,
     /// Ops that were begun.
     pub begun: u64,
-    /// Ops that came again, and were answered and not begun again.
+    /// Repeated ops, which were answered and not begun again.
     pub repeats: u64,
     /// Ops that ended.
     pub ended: u64,

@@ -9,13 +9,13 @@ const RESERVED: u64 = 64;
 pub fn take_all_files() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        // Where it is refused, there is room for as many as before.
+        // If the kernel refuses, the soft limit stays.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
     getrlimit(Resource::Nofile).current
 }
 
 /// How many agents may connect with this number of open files.
-pub fn room_for_agents(files: Option<u64>) -> usize {
+pub fn agents_for_files(files: Option<u64>) -> usize {
     files.map_or(usize::MAX, |files| usize::try_from(files.saturating_sub(RESERVED)).unwrap_or(usize::MAX))
 }

@@ -1,4 +1,4 @@
-//! All agents of a simulated fleet, in a runtime of their own.
+//! All agents of a simulated fleet, in their own runtime.
 
 use crate::agent::{Agent, FleetShared};
 use crate::enroll::{SimEnrollError, enroll};
@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
-/// How many join at the same time: a join is two keys' worth of work for the server and a line in its store.
+/// Maximum number of concurrent enrolments: each costs the server a signature and a commit.
 const JOINING: usize = 64;
 const JOIN_AGAIN: Duration = Duration::from_secs(2);
 const FLUSH: Duration = Duration::from_millis(50);
@@ -28,19 +28,20 @@ const FLUSH: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct FleetPlan {
     pub server: ServerAddress,
-    /// Needed by those that have not joined yet.
+    /// Needed by agents that have not joined yet.
     pub token: Option<JoinToken>,
     pub agents: usize,
-    /// The address that the first says it has; each further one has the next. The server knows hosts by them.
+    /// The address that the first agent reports; each further agent has the next one. The server identifies
+    /// hosts by them.
     pub first_ip: IpAddr,
-    /// Where keys and certificates are kept.
+    /// The folder of keys and certificates.
     pub data: PathBuf,
     pub script: Script,
     /// Seed of all random choices.
     pub seed: u64,
     /// The first connects are spread over this.
     pub spread: Duration,
-    /// Where the times of each op are written.
+    /// The file for the times of each op.
     pub trace: Option<PathBuf>,
     /// How many threads the fleet may keep busy.
     pub threads: usize,

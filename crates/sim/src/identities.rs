@@ -52,7 +52,7 @@ impl Identities {
         Ok(Identities { known: Mutex::new(known), file: Mutex::new(file) })
     }
 
-    /// Hands it out; each agent asks once.
+    /// Removes and returns the identity of an agent.
     pub(crate) fn take(&self, ip: IpAddr) -> Option<AgentIdentity> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&ip)
     }

@@ -1,5 +1,5 @@
-//! A simulated fleet: thousands of agents in one process, each with a key, a certificate and a session of its
-//! own over the real link.
+//! A simulated fleet: thousands of agents in one process, each with its own key, certificate and session over
+//! the real link.
 //!
 //! For the server a simulated agent is an agent in everything but its processes, which follow a script: how
 //! long an op takes, how it ends, when the connection breaks. It uses the agent's own TLS and its back-off
@@ -30,7 +30,7 @@ mod trace;
 
 pub use enroll::SimEnrollError;
 pub use figures::Figures;
-pub use files::{room_for_agents, take_all_files};
+pub use files::{agents_for_files, take_all_files};
 pub use fleet::{Fleet, FleetError, FleetPlan};
 pub use peer::{ManualPeer, PeerError, Talk};
 pub use script::{BadScript, DelayRange, Drops, Script, ScriptedEnd, Slow};

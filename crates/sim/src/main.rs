@@ -3,7 +3,7 @@
 use clap::Parser;
 use procfleet_agent::config::ServerAddress;
 use procfleet_sim::{
-    DelayRange, Figures, Fleet, FleetPlan, Script, ScriptedEnd, room_for_agents, take_all_files,
+    DelayRange, Figures, Fleet, FleetPlan, Script, ScriptedEnd, agents_for_files, take_all_files,
 };
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ struct Args {
     /// The address that the first agent claims; each further one has the next
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), value_name = "IP")]
     first_ip: IpAddr,
-    /// Where the keys and certificates of the fleet are kept
+    /// Folder of the keys and certificates of the fleet
     #[arg(long, default_value = "./procfleet-sim-data", value_name = "FOLDER")]
     data: PathBuf,
     /// How processes and connections behave (JSON, see below); the flags that follow take precedence
@@ -111,11 +111,11 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), String> {
     let files = take_all_files();
-    let room = room_for_agents(files);
-    if args.agents > room {
+    let most = agents_for_files(files);
+    if args.agents > most {
         let files = files.unwrap_or(u64::MAX);
         return Err(format!(
-            "--agents: {} do not fit: this machine lets a process open {files} files, enough for {room} agents \
+            "--agents: {} do not fit: this machine lets a process open {files} files, enough for {most} agents \
              (raise the hard limit: ulimit -Hn)",
             args.agents
         ));
@@ -127,17 +127,17 @@ fn run(args: Args) -> Result<(), String> {
     let plan = plan(args)?;
     let (agents, first) = (plan.agents, plan.first_ip);
     if !json {
-        say(&format!("{agents} agents from {first} on; the limit of open files allows {room}"));
+        print_note(&format!("{agents} agents from {first} on; the limit of open files allows {most}"));
     }
     let fleet = Fleet::start(plan).map_err(|error| with_cause(&error))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let watched = runtime.map_err(|error| error.to_string())?.block_on(watch(&fleet, every, for_secs, json));
-    say(&line(fleet.figures(), json));
+    print_note(&line(fleet.figures(), json));
     watched
 }
 
 /// A closed standard output does not end the fleet.
-fn say(line: &str) {
+fn print_note(line: &str) {
     let _ = procfleet_program::print(format!("{line}\n"));
 }
 
@@ -185,20 +185,23 @@ fn seconds(flag: &str, seconds: f64) -> Result<Duration, String> {
 /// Prints the counters whenever they have changed, until a signal comes.
 async fn watch(fleet: &Fleet, every: Duration, for_secs: Option<Duration>, json: bool) -> Result<(), String> {
     let began = Instant::now();
-    let mut told = Figures::default();
+    let mut printed = Figures::default();
     let mut ready = false;
     let stop = procfleet_program::signals::stop_requested();
     tokio::pin!(stop);
     loop {
         let figures = fleet.figures();
-        if figures != told {
-            say(&line(figures, json));
-            told = figures;
+        if figures != printed {
+            print_note(&line(figures, json));
+            printed = figures;
         }
         if !ready && figures.connected == figures.agents {
             ready = true;
             if !json {
-                say(&format!("procfleet-sim is ready: all are connected after {:.1?}", began.elapsed()));
+                print_note(&format!(
+                    "procfleet-sim is ready: all are connected after {:.1?}",
+                    began.elapsed()
+                ));
             }
         }
         if let Some(trouble) = fleet.trouble() {

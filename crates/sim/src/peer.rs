@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio_tungstenite::tungstenite::Message;
 
 /// How long the server may take to say something.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
@@ -101,7 +101,7 @@ impl Talk<'_> {
     ///
     /// # Panics
     /// If the server neither says anything nor ends the connection.
-    pub fn hear(&mut self) -> Option<server_message::Body> {
+    pub fn receive(&mut self) -> Option<server_message::Body> {
         let next = async {
             loop {
                 match self.socket.next().await {
@@ -111,12 +111,12 @@ impl Talk<'_> {
                 }
             }
         };
-        let next = async { tokio::time::timeout(PATIENCE, next).await };
+        let next = async { tokio::time::timeout(TIMEOUT, next).await };
         self.peer.runtime.block_on(next).expect("the server says something or hangs up")
     }
 
     /// All that the server says until the connection ends.
     pub fn rest(&mut self) -> Vec<server_message::Body> {
-        std::iter::from_fn(|| self.hear()).collect()
+        std::iter::from_fn(|| self.receive()).collect()
     }
 }

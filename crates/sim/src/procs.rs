@@ -27,8 +27,8 @@ struct SimProc {
 }
 
 impl Procs {
-    /// Ends an op as the script says, and changes the proc accordingly. The second is what the server should
-    /// know of it, if anything has changed.
+    /// Ends an op as the script says, and changes the proc accordingly. Also returns the new state for the
+    /// server, if it has changed.
     pub(crate) fn carry_out(
         &mut self,
         kind: OpKind,
@@ -47,7 +47,7 @@ impl Procs {
             message => message.to_owned(),
         };
         let outcome = Outcome::new(code, message, self.content(kind, key, now));
-        (outcome, changed.then(|| self.tell(key, now)))
+        (outcome, changed.then(|| self.report(key, now)))
     }
 
     /// Also whether it has changed anything.
@@ -79,7 +79,7 @@ impl Procs {
             }
             OpKind::Unhost => proc.hosted = false,
             OpKind::Stop | OpKind::Kill => (proc.pid, proc.hosted) = (None, false),
-            // These only make it known.
+            // These ops only store the spec.
             OpKind::Register
             | OpKind::Update
             | OpKind::Query
@@ -118,7 +118,7 @@ impl Procs {
         }))
     }
 
-    fn tell(&mut self, key: &ProcKey, now: i64) -> ProcStateMessage {
+    fn report(&mut self, key: &ProcKey, now: i64) -> ProcStateMessage {
         self.revision += 1;
         state(key, self.known.get(key), self.revision, now)
     }
@@ -161,7 +161,7 @@ mod tests {
         let key = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
         let well = ScriptedEnd { code: 0, weight: 1, message: String::new() };
         let badly = ScriptedEnd { code: 836, weight: 1, message: "it died".to_owned() };
-        for (kind, ending, code, tells) in [
+        for (kind, ending, code, expected) in [
             (OpKind::Stop, &well, Code::NotRunning, None),
             (OpKind::Start, &badly, Code::PostCheck, None),
             (OpKind::Start, &well, Code::Success, Some(ProcState::Running)),
@@ -172,12 +172,12 @@ mod tests {
             (OpKind::Reload, &well, Code::NotRunning, None),
             (OpKind::Host, &well, Code::Success, Some(ProcState::Running)),
         ] {
-            let (outcome, told) = procs.carry_out(kind, &key, ending, 1_700_000_000);
+            let (outcome, report) = procs.carry_out(kind, &key, ending, 1_700_000_000);
             assert_eq!(outcome.code, code, "{kind:?}");
-            let told = told.map(|state| state.report().expect("readable").expect("known").state);
-            assert_eq!(told, tells, "{kind:?}");
+            let report = report.map(|state| state.report().expect("readable").expect("known").state);
+            assert_eq!(report, expected, "{kind:?}");
         }
-        let (_, told) = procs.carry_out(OpKind::Unregister, &key, &well, 1_700_000_000);
-        assert!(told.is_some_and(|state| state.forgotten) && procs.all(0).is_empty());
+        let (_, report) = procs.carry_out(OpKind::Unregister, &key, &well, 1_700_000_000);
+        assert!(report.is_some_and(|state| state.forgotten) && procs.all(0).is_empty());
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The default is a fleet that is well: every op ends at once and well, and no connection breaks.
+/// By default every op succeeds at once, and no connection breaks.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Script {
@@ -23,7 +23,7 @@ pub struct Script {
     pub slow: Slow,
 }
 
-/// From the first to the second, each as likely as any other.
+/// Uniformly distributed from the first to the second number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct DelayRange(pub u64, pub u64);
 
@@ -65,7 +65,7 @@ pub struct Slow {
     pub read_every_ms: u64,
 }
 
-/// All that is wrong with a script.
+/// All faults of a script.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join("; "))]
 pub struct BadScript(pub Vec<String>);

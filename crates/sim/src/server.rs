@@ -1,4 +1,4 @@
-//! A server by hand: agents join and connect as to any server, and the test says every byte that it sends.
+//! A manual server: agents join and connect as to any server, and the test decides every byte that it sends.
 
 use futures_util::{SinkExt, StreamExt};
 use procfleet_proto::link::token::JoinToken;
@@ -21,7 +21,7 @@ use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 /// How long an agent may take to connect or to send its next message.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// The name that agents expect in the server's certificate.
 const SERVER_NAME: &str = "procfleet-server";
 
@@ -33,7 +33,7 @@ pub enum ManualServerError {
     Certificate(#[from] rcgen::Error),
     #[error("preparing TLS")]
     Tls(#[from] tokio_rustls::rustls::Error),
-    #[error("no agent connected within {PATIENCE:?}")]
+    #[error("no agent connected within {TIMEOUT:?}")]
     NobodyConnected,
     #[error("accepting a WebSocket")]
     WebSocket(#[from] Box<WsError>),
@@ -96,7 +96,7 @@ impl ManualServer {
     /// The next session of an agent. Enrolments that come before it are granted.
     pub fn accept(&self) -> Result<ManualSession<'_>, ManualServerError> {
         let socket =
-            self.runtime.block_on(async { tokio::time::timeout(PATIENCE, self.next_session()).await });
+            self.runtime.block_on(async { tokio::time::timeout(TIMEOUT, self.next_session()).await });
         let socket = socket.map_err(|_| ManualServerError::NobodyConnected)??;
         Ok(ManualSession { socket, server: self })
     }
@@ -122,7 +122,7 @@ impl ManualServer {
     }
 
     async fn enroll(&self, socket: &mut AgentSocket) -> Result<(), ManualServerError> {
-        let Some(agent_message::Body::Enroll(request)) = hear(socket).await? else {
+        let Some(agent_message::Body::Enroll(request)) = receive(socket).await? else {
             return Err(ManualServerError::NoEnrolment);
         };
         let certificate = self.sign(&request.csr)?;
@@ -162,7 +162,8 @@ impl std::fmt::Debug for ManualSession<'_> {
 }
 
 impl ManualSession<'_> {
-    /// Sends one message. An agent that has left does not receive it, and [`ManualSession::hear`] says so.
+    /// Sends one message. An agent that has left does not receive it, and [`ManualSession::receive`] then
+    /// returns `None`.
     pub fn send(&mut self, message: impl Into<Vec<u8>>) {
         let message = Message::Binary(message.into().into());
         let _ = self.server.runtime.block_on(self.socket.send(message));
@@ -172,14 +173,14 @@ impl ManualSession<'_> {
     ///
     /// # Panics
     /// If the agent neither sends a message nor ends the connection, or sends one of another protocol.
-    pub fn hear(&mut self) -> Option<agent_message::Body> {
-        let next = async { tokio::time::timeout(PATIENCE, hear(&mut self.socket)).await };
+    pub fn receive(&mut self) -> Option<agent_message::Body> {
+        let next = async { tokio::time::timeout(TIMEOUT, receive(&mut self.socket)).await };
         let next = self.server.runtime.block_on(next).expect("the agent sends a message or hangs up");
         next.expect("a message of this protocol")
     }
 }
 
-async fn hear(socket: &mut AgentSocket) -> Result<Option<agent_message::Body>, BadMessage> {
+async fn receive(socket: &mut AgentSocket) -> Result<Option<agent_message::Body>, BadMessage> {
     loop {
         match socket.next().await {
             Some(Ok(Message::Binary(bytes))) => return Ok(Some(decode_agent(&bytes)?)),

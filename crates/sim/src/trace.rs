@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Written out now and then, and at the end.
+/// Flushed periodically, and at the end.
 #[derive(Debug)]
 pub(crate) struct Trace {
     file: Mutex<BufWriter<File>>,
@@ -31,7 +31,7 @@ impl Trace {
 
     pub(crate) fn confirmed(&self, op: OpId, times: Times) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // A full disk spoils the measurement; its reader sees that lines are missing.
+        // Best effort: on a full disk, lines are missing in the trace.
         let _ = writeln!(file, "{op},{},{},{}", times.received, times.reported, now_ns());
     }
 

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_told_from_failures_that_pass() {
+    fn damage_is_distinguished_from_transient_failures() {
         for (number, expected) in [
             (ffi::SQLITE_CORRUPT, true),
             (ffi::SQLITE_CORRUPT_INDEX, true),

@@ -7,7 +7,7 @@ use rusqlite::Connection;
 use std::io;
 use std::path::Path;
 
-/// What is at the path of a database that SQLite may open.
+/// The state of the file at the path of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatabaseFile {
     Missing,
@@ -55,7 +55,7 @@ pub fn quick_check(connection: &Connection) -> Result<(), CheckError> {
     check(connection, "PRAGMA quick_check(1)")
 }
 
-/// Reads one table and its indexes, in a read transaction of its own.
+/// Reads one table and its indexes, in its own read transaction.
 pub fn quick_check_table(connection: &Connection, table: &str) -> Result<(), CheckError> {
     check(connection, &format!("PRAGMA quick_check('{}')", table.replace('\'', "''")))
 }

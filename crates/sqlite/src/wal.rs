@@ -2,7 +2,7 @@
 //!
 //! SQLite replays its log up to the first invalid frame and takes the rest for an unfinished commit, as a
 //! power failure leaves one. A flipped bit in the middle looks the same to SQLite: finished commits are lost
-//! without an error. Three properties of the format tell the two cases apart:
+//! without an error. Three properties of the format distinguish the two cases:
 //!
 //! - Each frame holds the salts of its log, and a checksum over itself and all frames before it.
 //! - A frame whose checksum continues that of a commit proves that the commit was finished, because SQLite
@@ -13,7 +13,7 @@
 //! finished commit. Frames of an older log in the same file have other salts and do not count. Neither does
 //! the rest of a transaction that was rolled back or whose sync failed, because nothing continues it.
 //!
-//! Limit: more than one altered bit in the last commit cannot be told from a write that was cut off.
+//! Limit: more than one altered bit in the last commit cannot be distinguished from a write that was cut off.
 //!
 //! The format: <https://www.sqlite.org/fileformat2.html#walformat>.
 

@@ -20,8 +20,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
-/// How often the page cache is released. A large transaction needs much of it for a moment. Under constant
-/// load, pages that are not needed again would fill the cache and stay.
+/// How often the page cache is released. A large transaction needs much of it briefly. Under constant load,
+/// pages that are not needed again would fill the cache and stay.
 const SHRINK: Duration = Duration::from_secs(60);
 /// Attempts to overwrite a failed commit. The first that reaches the log is enough, synced or not.
 const OVERWRITES: usize = 3;
@@ -34,7 +34,7 @@ pub struct WriterSettings {
     pub group: usize,
     /// The statement that begins a transaction.
     pub begin: &'static str,
-    /// Where the chaos test can fail a commit.
+    /// The failpoint of a commit.
     pub commit: Point,
 }
 

@@ -1,15 +1,15 @@
-//! Playing a test in a process of its own.
+//! Runs a test in a separate process.
 
 use std::process::Command;
 
-/// Set in the process that plays one test.
+/// Set in the process that runs one test.
 const APART: &str = "PROCFLEET_TEST_APART";
 
-/// Plays the calling test in a process of its own and passes its verdict on. For tests that change what all
+/// Runs the calling test in a separate process and returns its result. For tests that change state which all
 /// tests of a program share: its children, or the pids of the machine.
 ///
-/// False where the caller is to play: in that process, or where tests run one after the other. `wrapper` is
-/// the program that the process is begun by, with its arguments, or nothing.
+/// False if the caller itself must run the test: in that process, or if tests run one after the other.
+/// `wrapper` is a program with arguments that starts the process, or empty.
 ///
 /// ```no_run
 /// if procfleet_testkit::played_apart(&[]) {

@@ -49,7 +49,7 @@ pub struct Outcome {
 impl Client {
     #[expect(clippy::disallowed_methods, reason = "it accepts any certificate, which no client of ours may")]
     pub fn new(url: &str, app_code: &str, app_secret: &str) -> Client {
-        // Whether the client believes the right certificates is for tests of the client.
+        // The verification of certificates is tested with the CLI.
         let tls = ureq::tls::TlsConfig::builder().disable_verification(true).build();
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -72,7 +72,7 @@ impl Client {
         Client { username: username.to_owned(), ..self.clone() }
     }
 
-    /// The login stands in the body, beside the request's own fields.
+    /// The login is in the body, beside the request's own fields.
     #[track_caller]
     pub fn post(&self, path: &str, mut body: Value) -> Answer {
         let fields = body.as_object_mut().expect("a request is an object");
@@ -91,7 +91,7 @@ impl Client {
         self.read("post", path, self.agent.post(self.at(path)).send_json(body))
     }
 
-    /// The login stands in the header.
+    /// The login is in the header.
     #[track_caller]
     pub fn post_with_header(&self, path: &str, body: &Value) -> Answer {
         let request = self.agent.post(self.at(path)).header("X-Bkapi-Authorization", self.authorization());
@@ -246,7 +246,8 @@ impl Client {
         answer
     }
 
-    /// Every answer is what the document says of it. A path that the document does not have is not found.
+    /// Checks every answer against the API document. A path that is not in the document must be answered as
+    /// not found.
     #[track_caller]
     fn check(&self, method: &str, path: &str, answer: &Answer) {
         static DOCUMENT: OnceLock<Value> = OnceLock::new();
@@ -294,7 +295,8 @@ impl Answer {
         self.data()["task_id"].as_str().expect("a task id is a text").to_owned()
     }
 
-    /// It was refused in the house's way with this code, and with every one of these words in the message.
+    /// The call was refused with this code in the usual envelope, and its message contains all of these
+    /// words.
     #[track_caller]
     pub fn assert_refused(&self, code: u64, words: &[&str]) {
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A small disk of its own, to be filled up.
+//! A small file system that a test can fill.
 
 use crate::machine::{Need, need};
 use crate::program::Program;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Block sizes of `dd`, down to a byte, so that nothing is left free.
 const FILLERS: [&str; 3] = ["64k", "4k", "1"];
 
-/// It goes when it is dropped.
+/// Unmounted on drop.
 #[derive(Debug)]
 pub struct Disk(PathBuf);
 

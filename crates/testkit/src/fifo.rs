@@ -1,5 +1,5 @@
-//! A file that holds its reader up: a program that reads it while it starts stays there until the test goes
-//! on.
+//! A FIFO that blocks its reader: a program that reads the file at its start waits until the test releases
+//! it.
 
 use crate::wait::{PATIENCE, wait_for};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};

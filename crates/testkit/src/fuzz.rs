@@ -4,13 +4,13 @@ use serde_json::{Map, Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Set by `scripts/fuzz`: how long each target goes on, and where it begins.
+/// Set by `scripts/fuzz`: the duration of each target, and the seed.
 const SECONDS: &str = "PROCFLEET_FUZZ_SECONDS";
 const SEED: &str = "PROCFLEET_FUZZ_SEED";
 /// How much of an input that broke something is shown.
 const SHOWN: usize = 4_000;
 
-/// How long to go on, and with which luck.
+/// Duration and random state of a fuzz target.
 #[derive(Debug)]
 pub struct Fuzz {
     random: Random,

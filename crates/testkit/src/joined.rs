@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use std::path::Path;
 use std::time::Duration;
 
-/// Dropping it ends the agent with SIGTERM, and kills it if it goes on.
+/// Dropping it ends the agent with SIGTERM, then with SIGKILL.
 #[derive(Debug)]
 pub struct Joined {
     program: Program,
@@ -42,7 +42,7 @@ impl Joined {
     }
 
     /// Waits until the server of `up` shows the host as connected and this very agent has logged it, too: for
-    /// a while the server believes in the session of an agent that was killed.
+    /// a while the server still has the session of an agent that was killed.
     #[track_caller]
     pub fn wait_until_connected(&mut self, up: &Up, ip: &str) {
         wait_until(PATIENCE, "the second agent is connected", || {

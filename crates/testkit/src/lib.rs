@@ -1,22 +1,19 @@
 //! Tools for end-to-end tests: the built program, calls to it, little programs to supervise, and waiting.
 //!
 //! It knows procfleet only from outside, as its users do: by its command line, its HTTP API, its files and
-//! the processes that it starts. Tests say what they expect; when the product or the machine does not go
-//! along, the functions here panic with the product's own log.
+//! the processes that it starts. Tests state what they expect; if that fails, the functions here panic with
+//! the program's own log.
 //!
-//! - [`Up`]: `procfleet up` in a folder of its own, which ends with all that it started, however the test
-//!   ends;
+//! - [`Up`]: `procfleet up` in its own folder, which ends with all that it started, however the test ends;
 //! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended; [`connect_from`]: from another address;
-//! - [`Proc`]: a proc with a folder of its own, and [`programs`] for what is to be supervised in it;
-//! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that is none of procfleet's
-//!   business;
+//! - [`Proc`]: a proc with its own folder, and [`programs`] to supervise in it;
+//! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that procfleet must not touch;
 //! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that blocks its reader;
 //! - [`need`]: requirements that not every machine meets;
-//! - [`played_apart`]: a test in a process of its own;
+//! - [`played_apart`]: a test in a separate process;
 //! - [`fuzz`]: random changes of valid inputs;
 //! - [`pattern`]: patterns for answers;
-//! - [`schema_faults`]: whether an answer is what the API's own document says, which [`Client`] asks of every
-//!   one;
+//! - [`schema_faults`]: checks an answer against the API document; [`Client`] does so for every answer;
 //! - [`wait_for`]: the one way to wait.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
@@ -30,6 +27,7 @@ pub mod fuzz;
 mod joined;
 mod machine;
 pub mod pattern;
+mod postgres;
 mod proc;
 mod process;
 mod program;
@@ -46,6 +44,7 @@ pub use disk::Disk;
 pub use fifo::{Fifo, HeldReader};
 pub use joined::Joined;
 pub use machine::{Need, has, need};
+pub use postgres::Cluster;
 pub use proc::{Op, Proc, Task};
 pub use process::{
     Stranger, account, dead_pid, is_running, kill, pids_marked, remember, start_time, with_pid,

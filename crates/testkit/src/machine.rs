@@ -19,9 +19,9 @@ pub enum Need {
     CollapsibleFiles,
 }
 
-/// Names what may be left out, with commas between.
+/// The requirements that may be left out, separated by commas.
 const WITHOUT: &str = "PROCFLEET_TESTS_WITHOUT";
-/// The file that collects what was left out.
+/// The file that lists the tests that were left out.
 const NOT_TESTED: &str = "PROCFLEET_NOT_TESTED";
 
 impl Need {
@@ -96,7 +96,7 @@ pub fn has(what: Need, there: bool) -> bool {
     need(what, there.then_some(()).ok_or("it is not so")).is_some()
 }
 
-/// The note about what is left out, or why it may not be.
+/// The note about a test that is left out, or the reason why it must not be.
 fn left_out(need: Need, why: &str, without: &str) -> Result<String, String> {
     let named: Vec<&str> = without.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     let known = Need::ALL.map(Need::name);
@@ -113,7 +113,7 @@ fn left_out(need: Need, why: &str, without: &str) -> Result<String, String> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test harness has no arguments of its own")]
-fn setting(name: &str) -> Option<String> {
+pub(crate) fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_met_need_is_handed_over() {
+    fn a_need_that_is_met_returns_its_value() {
         assert_eq!(need(Need::Root, Ok::<u8, &str>(7)), Some(7));
         assert!(has(Need::Cgroups, true));
     }

@@ -23,7 +23,7 @@ pub enum Op {
     Kill = 9,
 }
 
-/// A proc with a folder of its own, which holds the program [`programs::NAME`].
+/// A proc with its own folder, which holds the program [`programs::NAME`].
 #[derive(Clone, Debug)]
 pub struct Proc {
     pub client: Client,
@@ -156,7 +156,7 @@ impl Proc {
         (self.op(op), began.elapsed())
     }
 
-    /// Starts it, which must succeed, and says its pid.
+    /// Starts the proc, which must succeed, and returns its pid.
     #[track_caller]
     pub fn start(&self) -> u32 {
         self.op(Op::Start).assert_success().assert_hosted(true);
@@ -176,12 +176,12 @@ impl Proc {
         pid
     }
 
-    /// All that runs and was started for it.
+    /// All running processes that were started for the proc.
     pub fn pids(&self) -> Vec<u32> {
         process::pids_marked(&format!("{}:{}", self.namespace, self.name))
     }
 
-    /// Those of them that are the program [`programs::NAME`].
+    /// The processes of the proc that run the program [`programs::NAME`].
     pub fn program_pids(&self) -> Vec<u32> {
         let name = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         self.pids()

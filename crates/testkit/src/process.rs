@@ -48,19 +48,19 @@ pub fn kill(pid: u32, signal: Signal) {
     let _ = rustix::process::kill_process(raw(pid), signal);
 }
 
-/// A pid that was in use a moment ago and is free now.
+/// A pid that was in use shortly before and is free now.
 pub fn dead_pid() -> u32 {
     let finished = Program::new("/bin/true").run();
     wait_until(PATIENCE, "a process is gone", || stat(finished.pid).is_none());
     finished.pid
 }
 
-/// Calls `start` until what it starts has this very pid. `None`: other processes always took the pid first.
+/// Calls `start` until the started process has this pid. `None`: other processes always took the pid first.
 /// An error: the kernel does not let us choose.
 ///
-/// Afterwards the kernel goes on with the pids that it had reached. Otherwise the next processes of this
-/// machine would get pids that were in use a moment ago, and a test that waits until a pid is gone would wait
-/// for another process.
+/// Afterwards the kernel continues with the pids that it had reached. Otherwise the next processes of this
+/// machine would get pids that were in use shortly before, and a test that waits until a pid is gone would
+/// wait for another process.
 pub fn with_pid<T>(
     pid: u32,
     mut start: impl FnMut() -> T,
@@ -90,12 +90,12 @@ pub fn account() -> String {
 }
 
 /// The processes that were started for the proc `namespace:name` and its other instances, by the mark that
-/// the agent leaves in their environment. A proc whose name only begins so is another.
+/// the agent leaves in their environment. A proc whose name only has this prefix does not count.
 pub fn pids_marked(proc: &str) -> Vec<u32> {
     marked(|key| key.strip_prefix(proc).is_some_and(|rest| rest.is_empty() || rest.starts_with('#')))
 }
 
-/// The processes with a mark whose `namespace:name` is so.
+/// The processes with a mark whose `namespace:name` satisfies the condition.
 fn marked(is_wanted: impl Fn(&str) -> bool) -> Vec<u32> {
     let bears = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -124,7 +124,7 @@ pub(crate) fn kill_with_argument(argument: &Path) {
     all().into_iter().filter(given).for_each(|pid| kill(pid, Signal::KILL));
 }
 
-/// Kills what works in this folder or below: also what has thrown its mark away.
+/// Kills processes with a working directory in this folder or below, including those without a mark.
 pub(crate) fn kill_working_in(folder: &Path) {
     let works_there = |pid: &u32| {
         *pid != std::process::id()
@@ -133,7 +133,7 @@ pub(crate) fn kill_working_in(folder: &Path) {
     all().into_iter().filter(works_there).for_each(|pid| kill(pid, Signal::KILL));
 }
 
-/// Kills all of a namespace, and looks again for what was forked meanwhile.
+/// Kills all processes of a namespace, and repeats that for processes that were forked meanwhile.
 pub(crate) fn kill_marked(namespace: &str) {
     for _ in 0..100 {
         let prefix = format!("{namespace}:");
@@ -145,7 +145,7 @@ pub(crate) fn kill_marked(namespace: &str) {
     }
 }
 
-/// A process that is none of procfleet's business. It ends with the test.
+/// A process that procfleet must not touch. It ends with the test.
 #[derive(Debug)]
 pub struct Stranger(Program);
 
@@ -181,7 +181,7 @@ impl Stat {
 
 fn stat(pid: u32) -> Option<Stat> {
     let line = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, which may hold anything, stands in brackets.
+    // The name is in parentheses and may contain anything.
     let fields: Vec<&str> = line.rsplit_once(") ")?.1.split(' ').collect();
     Some(Stat {
         state: fields.first()?.chars().next()?,

@@ -20,7 +20,7 @@ pub enum Stdin<'a> {
 pub struct Program {
     command: Command,
     child: Option<Child>,
-    /// Where its output goes: files, so that no thread has to read along.
+    /// The folder of its output files: with files, no thread has to read pipes.
     folder: TempDir,
 }
 
@@ -35,7 +35,7 @@ pub struct Finished {
 }
 
 impl Program {
-    /// It sees nothing of the test's environment but what every program needs.
+    /// The program gets only the environment variables that every program needs.
     #[expect(clippy::disallowed_methods, reason = "end-to-end tests run the built program")]
     pub fn new(program: impl AsRef<Path>) -> Program {
         let folder = tempfile::tempdir().expect("a folder for output");
@@ -69,13 +69,13 @@ impl Program {
         self
     }
 
-    /// Where its results go instead of a file that the test reads.
+    /// Redirects standard output, instead of to a file that the test reads.
     pub fn stdout_to(mut self, stdout: impl Into<Stdio>) -> Program {
         self.command.stdout(stdout);
         self
     }
 
-    /// Where its log goes instead of a file that the test reads.
+    /// Redirects standard error, instead of to a file that the test reads.
     pub fn stderr_to(mut self, stderr: impl Into<Stdio>) -> Program {
         self.command.stderr(stderr);
         self
@@ -99,7 +99,7 @@ impl Program {
         Finished { pid: self.pid(), code: status.code(), stdout: self.stdout(), stderr: self.stderr() }
     }
 
-    /// Tells it to end, and says how and how soon it did.
+    /// Signals the program, and waits for its end.
     #[track_caller]
     pub fn end(&mut self, signal: Signal, deadline: Duration) -> (ExitStatus, Duration) {
         kill(self.pid(), signal);
@@ -152,7 +152,7 @@ impl Drop for Program {
     }
 }
 
-/// How often an agent's log tells of a session.
+/// The number of sessions in an agent's log.
 pub(crate) fn sessions(log: &str) -> usize {
     log.matches("connected epoch=").count()
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 /// Keywords for readers, which say nothing about a value.
 const ANNOTATIONS: [&str; 6] = ["description", "format", "title", "default", "example", "contentMediaType"];
 
-/// Everything in `value` that is not as `schema` says; empty if all is. References are looked up in
+/// All differences between `value` and `schema`; empty if it is valid. References are looked up in
 /// `document`.
 ///
 /// # Panics
@@ -16,8 +16,8 @@ pub fn schema_faults(document: &Value, schema: &Value, value: &Value) -> Vec<Str
     checker.faults
 }
 
-/// The operation of a path, whether it is the main one or another name for it, and whatever stands in its
-/// braces.
+/// The operation of a path, whether it is the main one or another name for it, with any values of its
+/// parameters.
 pub fn operation<'d>(document: &'d Value, method: &str, path: &str) -> Option<&'d Value> {
     let path = path.split('?').next().unwrap_or_default();
     let items = document["paths"].as_object()?;

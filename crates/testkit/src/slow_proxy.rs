@@ -1,4 +1,4 @@
-//! A slow way to the server: bytes of the agent pass at a rate, those of the server at once.
+//! A slow link to the server: bytes of the agent pass at a limited rate, those of the server at once.
 
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use std::io::{Read, Write};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The receive buffer. A larger one would hide from the agent how slow the way is.
+/// The receive buffer. A larger one would hide the slow link from the agent.
 const BUFFER: usize = 4096;
 /// Bytes that pass at once.
 const PIECE: usize = 512;
@@ -28,7 +28,7 @@ struct Shared {
 }
 
 impl SlowProxy {
-    /// A way to this link (`https://HOST:PORT`). It is fast until [`SlowProxy::slow_down`].
+    /// A proxy to this link (`https://HOST:PORT`). It is fast until [`SlowProxy::slow_down`].
     #[track_caller]
     pub fn to(link: &str) -> SlowProxy {
         let server = link.trim_start_matches("https://").to_owned();

@@ -1,7 +1,9 @@
-//! `procfleet up` in a folder of its own.
+//! `procfleet up` in its own folder.
 
 use crate::client::Client;
 use crate::disk::Disk;
+use crate::machine::setting;
+use crate::postgres::Cluster;
 use crate::proc::Proc;
 use crate::process::{self, kill};
 use crate::program::{Finished, Program, Stdin, sessions};
@@ -31,7 +33,7 @@ pub struct Up {
     program: Program,
     /// Arguments other than its addresses and folder.
     flags: Vec<String>,
-    /// Of the agents' link.
+    /// The address of the agents' link.
     link_address: Ipv4Addr,
     /// Different for every `Up` on this machine: the mark that the agent leaves in processes holds it.
     pub namespace: String,
@@ -42,6 +44,9 @@ pub struct Up {
     // Last, so that it outlives the programs that use it.
     folder: TempDir,
 }
+
+/// `postgres`: every `up` has a PostgreSQL database of its own instead of the SQLite file.
+const ENGINE: &str = "PROCFLEET_TEST_ENGINE";
 
 impl Up {
     /// Starts it and waits until it is ready.
@@ -85,7 +90,12 @@ impl Up {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
         make_data(&folder.path().join("data"));
         let binary = binary.as_ref().to_owned();
-        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let mut flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        if setting(ENGINE).is_some_and(|engine| engine == "postgres")
+            && !flags.iter().any(|flag| flag == "--store")
+        {
+            flags.extend(["--store".to_owned(), Cluster::shared().database()]);
+        }
         let link = format!("{}:0", own_address(serial));
         let mut program = program(&binary, folder.path(), &link, &flags);
         if let Some(stderr) = stderr {
@@ -182,7 +192,7 @@ impl Up {
         self.folder.path().join("data")
     }
 
-    /// A folder for what is not procfleet's.
+    /// A folder for files of the test.
     pub fn folder(&self, name: &str) -> PathBuf {
         let folder = self.folder.path().join(name);
         fs::create_dir_all(&folder).expect("our own folder");
@@ -264,7 +274,7 @@ impl Up {
         self.sessions() > self.sessions_before.load(Ordering::Relaxed) && is_listed()
     }
 
-    /// How many sessions the agents of this life of `up` have told of.
+    /// The number of sessions in the logs of this run of `up`.
     fn sessions(&self) -> usize {
         sessions(&self.stderr())
     }
@@ -280,7 +290,7 @@ impl Up {
         format!("https://{address}")
     }
 
-    /// A proc of this host with a folder of its own.
+    /// A proc of this host with its own folder.
     pub fn proc(&self, name: &str) -> Proc {
         Proc::new(self.client.clone(), &self.namespace, name, self.folder(&format!("procs/{name}")))
     }
@@ -341,7 +351,7 @@ impl Drop for Up {
         }
         // An agent whose `up` was killed may still be ending.
         process::kill_with_argument(&self.data().join("agent"));
-        // Only now: while the agent lives, it starts what is hosted again.
+        // Only now, because a living agent would restart hosted processes.
         process::kill_marked(&self.namespace);
         process::kill_working_in(self.folder.path());
     }

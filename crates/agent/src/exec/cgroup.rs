@@ -55,7 +55,7 @@ pub(super) struct Groups {
     /// An open file that shows other agents that the folder is in use.
     _in_use: Option<OwnedFd>,
     /// Groups without an executor, by the name of their proc.
-    loose: Mutex<HashMap<String, Vec<PathBuf>>>,
+    orphaned: Mutex<HashMap<String, Vec<PathBuf>>>,
     /// The folders of procs without running processes.
     idle: Mutex<HashSet<PathBuf>>,
     /// The groups of commands that have ended and have left something running.
@@ -63,7 +63,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// `folder` is where the agent remembers things.
+    /// `folder` is the agent's output folder, which stores the paths of its groups.
     pub(super) fn open(containment: Containment, folder: &Path, instance: &str) -> Result<Groups, ExecError> {
         let root: Option<Arc<Path>> = match containment {
             Containment::Tree => None,
@@ -86,12 +86,12 @@ impl Groups {
                 roots.push(old);
             }
         }
-        let mut loose: HashMap<String, Vec<PathBuf>> = HashMap::new();
+        let mut orphaned: HashMap<String, Vec<PathBuf>> = HashMap::new();
         for home in roots.iter().flat_map(|root| folders_in(root)) {
             let runs = folders_in(&home).into_iter().filter(|run| !remove(run)).collect::<Vec<_>>();
             let name = home.file_name().map(|name| name.to_string_lossy().into_owned());
             if let (Some(name), false) = (name, runs.is_empty() && remove(&home)) {
-                loose.entry(name).or_default().extend(runs);
+                orphaned.entry(name).or_default().extend(runs);
             }
         }
         roots.retain(|old| Some(old.as_path()) == root.as_deref() || !remove(old));
@@ -105,7 +105,7 @@ impl Groups {
         Ok(Groups {
             root,
             _in_use: in_use,
-            loose: Mutex::new(loose),
+            orphaned: Mutex::new(orphaned),
             idle: Mutex::default(),
             outlived: Mutex::default(),
         })
@@ -117,20 +117,20 @@ impl Groups {
     }
 
     /// Everything that runs in any of the groups that no proc holds.
-    pub(super) fn loose_pids(&self) -> HashSet<u32> {
-        self.loose().values().flatten().flat_map(|group| pids_in(group)).collect()
+    pub(super) fn orphaned_pids(&self) -> HashSet<u32> {
+        self.orphaned().values().flatten().flat_map(|group| pids_in(group)).collect()
     }
 
     /// The groups of a proc. `name` is its own among all procs and fit for a file.
-    pub(super) fn of(&self, name: String) -> ProcGroups {
+    pub(super) fn of(&self, name: Arc<str>) -> ProcGroups {
         let mut groups = ProcGroups { root: self.root.clone(), name, runs: Vec::new() };
         self.hand_over(&mut groups);
         groups
     }
 
-    /// Groups of this proc that have become loose.
+    /// Moves the groups of this proc that no executor holds to `groups`.
     pub(super) fn hand_over(&self, groups: &mut ProcGroups) {
-        groups.runs.extend(self.loose().remove(&groups.name).into_iter().flatten().map(Arc::from));
+        groups.runs.extend(self.orphaned().remove(&*groups.name).into_iter().flatten().map(Arc::from));
     }
 
     /// Takes over the groups of a proc whose executor was dropped.
@@ -138,7 +138,7 @@ impl Groups {
         groups.remove_empty();
         if !groups.runs.is_empty() {
             let runs = std::mem::take(&mut groups.runs).into_iter().map(|run| run.to_path_buf());
-            self.loose().entry(groups.name.clone()).or_default().extend(runs);
+            self.orphaned().entry(groups.name.to_string()).or_default().extend(runs);
         }
     }
 
@@ -152,7 +152,7 @@ impl Groups {
             // Fails if a process runs in it again.
             let _ = rustix::fs::rmdir(home);
         }
-        self.loose().retain(|_, runs| {
+        self.orphaned().retain(|_, runs| {
             let homes: HashSet<PathBuf> =
                 runs.iter().filter_map(|run| Some(run.parent()?.to_owned())).collect();
             runs.retain(|run| !remove(run));
@@ -182,8 +182,8 @@ impl Groups {
         self.outlived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn loose(&self) -> MutexGuard<'_, HashMap<String, Vec<PathBuf>>> {
-        self.loose.lock().unwrap_or_else(PoisonError::into_inner)
+    fn orphaned(&self) -> MutexGuard<'_, HashMap<String, Vec<PathBuf>>> {
+        self.orphaned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -200,7 +200,7 @@ impl Drop for Groups {
 /// The groups of one proc.
 #[derive(Debug)]
 pub(super) struct ProcGroups {
-    name: String,
+    name: Arc<str>,
     /// The parent of all procs' folders. `None`: groups are not available.
     root: Option<Arc<Path>>,
     /// Each path is shared with its run.
@@ -210,7 +210,7 @@ pub(super) struct ProcGroups {
 impl ProcGroups {
     /// The proc's folder, the parent of its groups. Not stored: it would take memory for every proc.
     fn home(&self) -> Option<PathBuf> {
-        self.root.as_ref().map(|root| root.join(&self.name))
+        self.root.as_ref().map(|root| root.join(&*self.name))
     }
 
     /// Creates a group for a run and opens it. `None`: groups are not available.
@@ -258,7 +258,7 @@ impl ProcGroups {
         &self.name
     }
 
-    /// Where new ones are made, there are groups.
+    /// Whether groups are available.
     pub(super) fn are_made(&self) -> bool {
         self.root.is_some()
     }
@@ -310,8 +310,8 @@ pub(super) struct CgroupHolder {
 }
 
 impl CgroupHolder {
-    /// Whether the agent of this instance, which is our own, has made the group. A user who has cgroups of
-    /// one's own can call them as ours are called, so the group must be root's or our account's.
+    /// Whether the agent of this instance, which is our own, has made the group. A user with delegated
+    /// cgroups can give them our names, so the group must be root's or our account's.
     pub(super) fn is_made_by(&self, instance: &str) -> bool {
         static MOUNT: OnceLock<Option<(PathBuf, String)>> = OnceLock::new();
         let mount = MOUNT.get_or_init(|| mount(&fs::read_to_string("/proc/self/mountinfo").ok()?));
@@ -405,11 +405,11 @@ fn spared() -> [u32; 3] {
     [1, std::process::id(), parent]
 }
 
-/// Whether it is gone now: it is removed if nothing runs in it.
+/// Removes the group if nothing runs in it. Returns whether it is gone.
 pub(super) fn remove(group: &Path) -> bool {
     match rustix::fs::rmdir(group) {
         Ok(()) | Err(Errno::NOENT) => true,
-        // A program may have made groups of its own below.
+        // The program may have created groups below it.
         Err(Errno::BUSY | Errno::NOTEMPTY) => {
             let below = folders_in(group);
             !below.is_empty()
@@ -463,13 +463,13 @@ fn find_root(instance: &str) -> Result<PathBuf, String> {
     Err(reason)
 }
 
-/// Where the cgroup v2 is mounted, and which part of it.
+/// The mount point of cgroup v2, and the part that is mounted.
 fn mount(mounts: &str) -> Option<(PathBuf, String)> {
     mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let mut fields = before.split(' ').skip(3);
         let (root, mount_point) = (fields.next()?, fields.next()?);
-        // A blank in the name is written so by the kernel.
+        // The kernel escapes a blank in the name.
         let plain = |text: &str| text.replace("\\040", " ");
         (after.split(' ').next() == Some("cgroup2")).then(|| (PathBuf::from(plain(mount_point)), plain(root)))
     })
@@ -479,7 +479,8 @@ fn own_group(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// An agent that a proc of its own has started is in that proc's group. It uses its former parent group.
+/// An agent that was started by one of its own procs is in the group of that proc. It uses the former parent
+/// group.
 fn outside<'a>(own: &'a str, name: &str) -> &'a str {
     match own.find(&format!("/{name}/")) {
         Some(at) => &own[..at],
@@ -487,10 +488,10 @@ fn outside<'a>(own: &'a str, name: &str) -> &'a str {
     }
 }
 
-/// Makes the folder and sees whether a group in there can be used.
+/// Creates the folder and checks that a group in it can be used.
 fn try_root(root: &Path) -> Result<PathBuf, io::Error> {
     fs::create_dir_all(root)?;
-    // Linux 5.14. Without it a group would have to be killed one by one, as without groups.
+    // `cgroup.kill` needs Linux 5.14. Without it, groups have no advantage for a kill.
     fs::OpenOptions::new().write(true).open(root.join("cgroup.kill"))?;
     fs::OpenOptions::new().write(true).open(root.join("cgroup.procs"))?;
     match fs::read_to_string(root.join("cgroup.type"))?.trim() {
@@ -532,7 +533,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a stranger is needed")]
-    fn the_agent_is_not_killed_by_its_own_hand() {
+    fn killing_a_cgroup_spares_the_agent() {
         let group = tempfile::tempdir().expect("a temp dir");
         let mut stranger = std::process::Command::new("sleep").arg("1000").spawn().expect("a stranger");
         let (us, other) = (std::process::id(), stranger.id());
@@ -559,9 +560,9 @@ mod tests {
         let roots = folder.path().join(ROOTS_FILE);
         fs::write(&roots, format!("{}\n/no/such/group\n", root.display())).expect("our folder");
         let groups = Groups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
-        assert_eq!(groups.loose_pids(), HashSet::from([process.id()]));
+        assert_eq!(groups.orphaned_pids(), HashSet::from([process.id()]));
         assert_eq!(fs::read_to_string(&roots).expect("it stays known"), format!("{}\n", root.display()));
-        let mut web = groups.of("web+x".to_owned());
+        let mut web = groups.of(Arc::from("web+x"));
         assert_eq!(web.left(|pid| pid == process.id()), Vec::<Arc<Path>>::new(), "it is looked after");
         assert_eq!(web.left(|_| false), [Arc::from(run.as_path())]);
         kill(&run);

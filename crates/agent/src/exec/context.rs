@@ -1,7 +1,7 @@
 //! State that all executors on this host share.
 
 use crate::exec::cgroup::{Containment, Groups};
-use crate::exec::output::proc_log::Sinks;
+use crate::exec::output::proc_log::ProcLogs;
 use crate::exec::output::rotate::Rotation;
 use crate::exec::procfs;
 use crate::exec::scan::neighbour::AgentPresence;
@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// Maximum age of a shared scan of all processes. A process that is started by hand may be missed for this
 /// long.
-const GLIMPSE: Duration = Duration::from_millis(50);
+const RECENT: Duration = Duration::from_millis(50);
 
 /// Errors that prevent the agent from supervising processes on this host.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum ExecError {
 #[derive(Debug)]
 pub struct ExecContext {
     output_folder: PathBuf,
-    pub(super) sinks: Sinks,
+    pub(super) proc_logs: ProcLogs,
     boot_id: BootId,
     /// Start of this agent process, in clock ticks since the host's boot. Older processes were started by an
     /// earlier agent process.
@@ -56,12 +56,13 @@ pub struct ExecContext {
     pub(super) page_bytes: u64,
     pub(super) cpus: u64,
     pub(super) memory_bytes: u64,
-    /// Children without a watch. They are reaped on occasion, so that they do not stay zombies.
-    strays: Mutex<Vec<(u32, OwnedFd)>>,
+    /// Children without a watch. They are reaped by the next executor that tidies up, so that they do not
+    /// stay zombies.
+    orphaned_commands: Mutex<Vec<(u32, OwnedFd)>>,
     /// Marks of processes that an earlier agent process left: they are not descendants of this one.
     inherited: Mutex<HashSet<Vec<u8>>>,
     /// The last scan of all processes except the agent's children, and its time.
-    glimpse: Mutex<Option<(BootTime, Arc<Scan>)>>,
+    recent_scan: Mutex<Option<(BootTime, Arc<Scan>)>>,
     /// The host owner's policy.
     allow: Allow,
     pub(super) groups: Groups,
@@ -96,21 +97,21 @@ impl ExecContext {
         let presence = AgentPresence::announce(&instance);
         let groups = Groups::open(containment, &output_folder, &instance)?;
         // Processes in a cgroup are found there.
-        let grouped = groups.loose_pids();
+        let grouped = groups.orphaned_pids();
         let ours = format!("{instance}/").into_bytes();
         let before = Scan::without(&grouped);
         let marks = before.all().into_iter().filter_map(|stat| procfs::mark(stat.id.pid));
         let inherited = Mutex::new(marks.filter(|mark| mark.starts_with(&ours)).collect());
         let memory = rustix::system::sysinfo();
-        let sinks = Sinks::new(&output_folder);
-        sinks
+        let proc_logs = ProcLogs::new(&output_folder);
+        proc_logs
             .prepare()
             .map_err(|source| ExecError::OutputFolder { folder: output_folder.clone(), source })?;
         let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
         Ok(ExecContext {
             opened_at: millis(ClockId::Boottime).saturating_mul(ticks_per_second) / 1_000,
             output_folder,
-            sinks,
+            proc_logs,
             boot_id: BootId(boot_id),
             instance,
             mark_secret,
@@ -118,9 +119,9 @@ impl ExecContext {
             page_bytes: rustix::param::page_size() as u64,
             cpus: count_cpus(&read("/proc/stat")?),
             memory_bytes: memory.totalram * u64::from(memory.mem_unit.max(1)),
-            strays: Mutex::default(),
+            orphaned_commands: Mutex::default(),
             inherited,
-            glimpse: Mutex::default(),
+            recent_scan: Mutex::default(),
             allow: Allow::default(),
             groups,
             exits: Arc::default(),
@@ -136,7 +137,7 @@ impl ExecContext {
 
     #[must_use]
     pub fn rotating(mut self, rotation: Rotation) -> ExecContext {
-        self.sinks.rotation = rotation;
+        self.proc_logs.rotation = rotation;
         self
     }
 
@@ -213,20 +214,19 @@ impl ExecContext {
     }
 
     /// Reads the kernel log and drains the presence socket. Call it periodically.
-    pub fn hear_kernel(&self) {
+    pub fn read_oom_kills(&self) {
         self.presence.drain();
-        oom::keep_up();
+        oom::update();
     }
 
-    /// Keeps the output of processes within bounds; to be called now and then. True: there was much, so call
-    /// it again soon.
-    pub fn tend_output(&self) -> bool {
-        self.sinks.tend()
+    /// Rotates logs that are too large. True: a log was rotated, so call it again soon.
+    pub fn rotate_logs(&self) -> bool {
+        self.proc_logs.rotate_if_due()
     }
 
-    /// The same for the output of unregistered procs. Call it rarely.
-    pub fn tend_forgotten_output(&self) {
-        self.sinks.tend_forgotten();
+    /// Rotates the logs of unregistered procs, and deletes old ones. Call it rarely.
+    pub fn rotate_forgotten_logs(&self) {
+        self.proc_logs.rotate_forgotten();
     }
 
     /// Removes empty cgroups without an executor. Call it periodically.
@@ -260,13 +260,13 @@ impl ExecContext {
     }
 
     pub(super) fn adopt(&self, pid: u32, child: OwnedFd) {
-        self.strays.lock().unwrap_or_else(PoisonError::into_inner).push((pid, child));
+        self.orphaned_commands.lock().unwrap_or_else(PoisonError::into_inner).push((pid, child));
     }
 
-    /// Reaps those strays that have ended.
-    pub(super) fn reap_strays(&self) {
-        let mut strays = self.strays.lock().unwrap_or_else(PoisonError::into_inner);
-        strays.retain(|(pid, child)| matches!(pidfd::reap(child, *pid), Ok(None)));
+    /// Reaps commands that ended after their executor was dropped.
+    pub(super) fn reap_orphaned_commands(&self) {
+        let mut orphaned_commands = self.orphaned_commands.lock().unwrap_or_else(PoisonError::into_inner);
+        orphaned_commands.retain(|(pid, child)| matches!(pidfd::reap(child, *pid), Ok(None)));
     }
 
     /// Reaps orphans of commands. Call it on SIGCHLD.
@@ -284,14 +284,14 @@ impl ExecContext {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.name().as_bytes());
     }
 
-    /// All processes except supervised children, scanned after `since` and at most `GLIMPSE` ago. Concurrent
+    /// All processes except supervised children, scanned after `since` and at most `RECENT` ago. Concurrent
     /// callers share one scan.
-    pub(super) fn glimpse(&self, since: BootTime) -> Arc<Scan> {
-        let mut last = self.glimpse.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn recent_scan(&self, since: BootTime) -> Arc<Scan> {
+        let mut last = self.recent_scan.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.now();
         if let Some((taken, scan)) = &*last
             && *taken > since
-            && now.since(*taken) < GLIMPSE
+            && now.since(*taken) < RECENT
         {
             return scan.clone();
         }

@@ -19,7 +19,6 @@ use crate::exec::watch::pidfd;
 use procfleet_core::process::Exit;
 use procfleet_core::supervise::CommandEnd;
 use procfleet_core::{ProcKey, Spec};
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,7 +57,7 @@ impl Prober {
 
     /// Runs a command of the spec for at most `limit`. `what` names its output file.
     pub async fn run(&self, what: &str, command: &str, spec: &Spec, limit: Duration) -> Probed {
-        self.context.reap_strays();
+        self.context.reap_orphaned_commands();
         let output = command_output::of_probe(self.context.output_folder(), &self.key, what);
         let path = output.as_ref().ok().map(|(path, _)| path.clone());
         let output = output.map_or(CommandOutput::Nowhere, |(path, file)| CommandOutput::Own { path, file });
@@ -72,8 +71,8 @@ impl Prober {
         };
         tracing::debug!(key = %self.key, what, pid = run.leader.pid, "probe started");
         self.context.probe_began(run.leader.pid);
-        let note = command_output::note_of_probe(self.context.output_folder(), &self.key, what);
-        let mut live = RunningProbe::new(self, run, note);
+        let record = command_output::record_of_probe(self.context.output_folder(), &self.key, what);
+        let mut live = RunningProbe::new(self, run, record);
         let end = async move {
             pidfd::gone(&pidfd).await;
             ending.take(pidfd).await
@@ -99,20 +98,20 @@ impl Prober {
 struct RunningProbe<'a> {
     prober: &'a Prober,
     run: Run,
-    note: PathBuf,
+    record: PathBuf,
 }
 
 impl<'a> RunningProbe<'a> {
-    fn new(prober: &'a Prober, run: Run, note: PathBuf) -> RunningProbe<'a> {
+    fn new(prober: &'a Prober, run: Run, record: PathBuf) -> RunningProbe<'a> {
         let Id { pid, start_ticks } = run.leader;
-        if let Err(error) = fs::write(&note, format!("{pid} {start_ticks}")) {
-            tracing::debug!(file = %note.display(), %error, "cannot record a probe; it is not ended if the agent crashes");
+        if let Err(error) = fs::write(&record, format!("{pid} {start_ticks}")) {
+            tracing::debug!(file = %record.display(), %error, "cannot record a probe; it is not ended if the agent crashes");
         }
-        RunningProbe { prober, run, note }
+        RunningProbe { prober, run, record }
     }
 
     fn kill(&mut self) {
-        // Seldom needed, so it need not be quick.
+        // Rarely needed, so a full scan is acceptable.
         tree::kill_all(Scan::take, |scan| self.run.members(scan, &self.prober.mark).into_iter().collect());
     }
 }
@@ -128,28 +127,28 @@ impl Drop for RunningProbe<'_> {
             children::let_go(self.run.leader.pid);
         }
         self.prober.context.probe_ended(self.run.leader.pid);
-        let _ = fs::remove_file(&self.note);
+        let _ = fs::remove_file(&self.record);
     }
 }
 
 /// Kills the probes that an earlier agent process left behind.
 pub fn end_old_probes(context: &ExecContext) {
-    for note in command_output::notes_of_probes(context.output_folder()) {
-        if let Some((leader, mark)) = old_probe(context, &note) {
+    for record in command_output::records_of_probes(context.output_folder()) {
+        if let Some((leader, mark)) = old_probe(context, &record) {
             tracing::info!(pid = leader.pid, "killing a probe that an earlier agent process left");
-            let mut known = HashSet::new();
+            let mut known = Vec::new();
             tree::kill_all(Scan::take, |scan| {
-                known = scan.run_members(leader, SessionState::Open, &known, &mark);
-                known.iter().copied().collect()
+                known = scan.run_members(leader, SessionState::Open, &known, &mark).into_iter().collect();
+                known.clone()
             });
         }
-        let _ = fs::remove_file(note);
+        let _ = fs::remove_file(record);
     }
 }
 
-/// The probe that is meant, with its mark. A number alone may be anybody's by now.
-fn old_probe(context: &ExecContext, note: &Path) -> Option<(Id, ProcMark)> {
-    let text = fs::read_to_string(note).ok()?;
+/// The probe that is meant, with its mark. The pid alone is not enough, because it may have been reused.
+fn old_probe(context: &ExecContext, record: &Path) -> Option<(Id, ProcMark)> {
+    let text = fs::read_to_string(record).ok()?;
     let (pid, start_ticks) = text.split_once(' ')?;
     let leader = Id { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? };
     let mark = String::from_utf8(procfs::mark(leader.pid)?).ok()?;

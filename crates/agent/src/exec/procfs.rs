@@ -13,10 +13,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The environment variable by which the processes of a proc are known again.
+/// The environment variable that identifies the processes of a proc.
 pub(super) const MARK: &str = "PROCFLEET_PROC";
-/// The environment variable of a command that is not there to become the process.
-pub(super) const ASIDE: &str = "PROCFLEET_ASIDE";
+/// The environment variable of stop, kill and reload commands, which must not be taken for the process.
+pub(super) const OTHER_COMMAND: &str = "PROCFLEET_ASIDE";
 /// Which process the command itself is, among all that it has started and that inherit this.
 pub(super) const COMMAND: &str = "PROCFLEET_COMMAND_PID";
 /// Start time of the command, in milliseconds since the host's boot. All of its descendants inherit the
@@ -36,7 +36,7 @@ const CMDLINE_LIMIT: u64 = 64 << 10;
 
 /// Attempts while a process is in `execve`, which takes a fraction of a millisecond, and longer on a busy
 /// host.
-const EXEC_PATIENCE: usize = 40;
+const EXEC_TRIES: usize = 40;
 const EXEC_PAUSE: Duration = Duration::from_micros(250);
 
 /// Identifies a process, also after its pid was reused.
@@ -54,7 +54,7 @@ impl Id {
     }
 }
 
-/// `/proc/PID/stat`, as far as it is of use here.
+/// The fields of `/proc/PID/stat` that are used here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) id: Id,
@@ -169,11 +169,11 @@ impl ProcDir {
 }
 
 /// Writes `PID/stat` into the buffer.
-fn path<'a>(room: &'a mut [u8; 16], pid: u32, rest: &str) -> Option<&'a str> {
-    let mut left = &mut room[..];
+fn path<'a>(buffer: &'a mut [u8; 16], pid: u32, rest: &str) -> Option<&'a str> {
+    let mut left = &mut buffer[..];
     write!(left, "{pid}{rest}").ok()?;
     let length = 16 - left.len();
-    std::str::from_utf8(room.get(..length)?).ok()
+    std::str::from_utf8(buffer.get(..length)?).ok()
 }
 
 impl UsageLine {
@@ -183,8 +183,8 @@ impl UsageLine {
         let pid = number(text.get(..open)?.trim_ascii())?;
         let mut fields = [&b""[..]; 22];
         let rest = text.get(close + 1..)?.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
-        for (place, field) in fields.iter_mut().zip(rest) {
-            *place = field;
+        for (slot, field) in fields.iter_mut().zip(rest) {
+            *slot = field;
         }
         let small = |index: usize| u32::try_from(number(fields[index])?).ok();
         Some(UsageLine {
@@ -325,8 +325,8 @@ pub(super) fn mark_claim(pid: u32) -> Option<MarkClaim> {
 
 /// Whether the process is, or was started by, a command that ends or reloads the process and is not there to
 /// become it.
-pub(super) fn is_aside(pid: u32) -> bool {
-    variable(pid, ASIDE).is_some()
+pub(super) fn is_other_command(pid: u32) -> bool {
+    variable(pid, OTHER_COMMAND).is_some()
 }
 
 /// Whether the process is a command of ours itself, and not a descendant of one.
@@ -356,14 +356,14 @@ fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {
 fn environment(pid: u32) -> Option<Vec<u8>> {
     let environ = Path::new("/proc").join(pid.to_string()).join("environ");
     let mut text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
-    for _ in 0..EXEC_PATIENCE {
+    for _ in 0..EXEC_TRIES {
         if !text.is_empty() || !argv(pid).is_empty() || Stat::read(pid).is_none_or(|stat| !stat.is_running())
         {
             break;
         }
         #[expect(
             clippy::disallowed_methods,
-            reason = "nothing tells when an exec is done, and looks are synchronous"
+            reason = "nothing reports when an exec is done, and looks are synchronous"
         )]
         std::thread::sleep(EXEC_PAUSE);
         text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn we_can_see_ourselves() {
+    fn the_agent_reads_its_own_process() {
         let pid = std::process::id();
         let stat = Stat::read(pid).expect("we are running");
         assert!(stat.is_running() && !stat.is_kernel_thread());

@@ -34,7 +34,7 @@ pub(super) fn may_read(path: &str, file: &Walked, user: &str) -> bool {
         own.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         Ok((own.stat().st_dev, own.stat().st_ino) == (file.stat().st_dev, file.stat().st_ino))
     };
-    Account::of(user).is_ok_and(|account| account.with_its_rights(open).unwrap_or(false))
+    Account::of(user).is_ok_and(|account| account.with_rights_of(open).unwrap_or(false))
 }
 
 /// Why a file was not opened for an account.
@@ -50,12 +50,12 @@ pub enum NotOpened {
 pub fn open_as(user: &str, path: &str) -> Result<File, NotOpened> {
     let account = Account::of(user).map_err(|refused| NotOpened::Other(refused.reason))?;
     let trust = PathTrust::agent().and([account.uid.as_raw()]);
-    let opened = account.with_its_rights(|| {
+    let opened = account.with_rights_of(|| {
         let way = path_walk::walk(Path::new(path))?;
         if let Some(doubt) = way.doubted_links(&trust) {
             return Err(io::Error::other(doubt.to_string()));
         }
-        // Opening a device can do things.
+        // Opening a device can have side effects.
         if !way.is(FileType::RegularFile) {
             return Err(io::Error::other("it is not a regular file"));
         }
@@ -117,7 +117,7 @@ impl Account {
     /// Accesses files with exactly the rights of this account, in its own thread: a thread that has dropped
     /// its rights cannot be reused. Only the filesystem uid and gid change, so the account cannot signal or
     /// trace the thread.
-    pub(super) fn with_its_rights<T: Send>(
+    pub(super) fn with_rights_of<T: Send>(
         &self,
         act: impl FnOnce() -> io::Result<T> + Send,
     ) -> io::Result<T> {
@@ -139,14 +139,14 @@ impl Account {
         })
     }
 
-    /// Whether it is another than the agent's own.
+    /// Whether it is not the agent's own account.
     pub(super) fn is_another(&self) -> bool {
         self.groups.is_some()
     }
 
     /// Switches the calling thread to this account. For a child between fork and exec: plain system calls, no
     /// allocations. Groups are set first, because the account may not change them afterwards.
-    pub(super) fn become_it(&self) -> Result<(), Errno> {
+    pub(super) fn become_account(&self) -> Result<(), Errno> {
         let Some(groups) = &self.groups else { return Ok(()) };
         set_thread_groups(groups)?;
         set_thread_gid(self.gid)?;
@@ -219,11 +219,11 @@ mod tests {
         let nobody = Account::of("nobody").expect("there is a nobody");
         let folder = tempfile::tempdir().expect("a temp dir");
         let path = folder.path().join("file");
-        let refused = nobody.with_its_rights(|| std::fs::write(&path, "")).expect_err("a folder of root's");
+        let refused = nobody.with_rights_of(|| std::fs::write(&path, "")).expect_err("a folder of root's");
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
         std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
             .expect("ours");
-        nobody.with_its_rights(|| std::fs::write(&path, "")).expect("everybody may");
+        nobody.with_rights_of(|| std::fs::write(&path, "")).expect("everybody may");
         let data = std::fs::metadata(&path).expect("it is there");
         assert_eq!(std::os::unix::fs::MetadataExt::uid(&data), nobody.uid.as_raw());
         std::fs::write(folder.path().join("another"), "").expect("this thread is as it was");

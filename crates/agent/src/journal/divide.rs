@@ -33,7 +33,7 @@ pub(super) fn with_whole_spec(
     Ok(spec.map(|spec| Order { spec, ..order }))
 }
 
-/// The order itself, or its parts. A part has an id of its own, and the spec of its instance.
+/// The order itself, or its parts. A part has its own id and the spec of its instance.
 pub(super) fn divide(
     t: &Connection,
     key: &ProcKey,

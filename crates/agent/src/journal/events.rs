@@ -47,8 +47,8 @@ impl Journal {
     }
 
     /// Returns when there may be new events.
-    pub(crate) async fn event_news(&self) {
-        self.news.notified().await;
+    pub(crate) async fn events_changed(&self) {
+        self.events_changed.notified().await;
     }
 }
 

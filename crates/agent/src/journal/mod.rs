@@ -24,7 +24,7 @@ use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::parts;
 use procfleet_core::spec::{Instances, ProcessGroup, Spec};
-use procfleet_core::spread;
+use procfleet_core::stagger;
 use procfleet_core::supervise::{Record, Write};
 use procfleet_failpoint::Point;
 use procfleet_sqlite::{Migrations, Reserve, WriteError, Writer, WriterSettings, keep_log};
@@ -106,14 +106,14 @@ pub(crate) struct Journal {
     writer: Arc<Writer>,
     reserve: Arc<Reserve>,
     /// There are new events.
-    news: Arc<Notify>,
+    events_changed: Arc<Notify>,
 }
 
 /// The state that the last run of the agent left.
 #[derive(Debug, Default)]
 pub(crate) struct Past {
     /// Whether the host has booted since then.
-    pub(crate) cause: spread::SpreadCause,
+    pub(crate) cause: stagger::StaggerCause,
     pub(crate) procs: Vec<PastProc>,
     pub(crate) unacknowledged: Vec<(OpId, Outcome)>,
     /// Divided ops, some of whose parts have no outcome yet.
@@ -153,7 +153,7 @@ pub(crate) enum Acceptance {
 
 /// The state of an op.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Standing {
+pub(crate) enum JournalledOp {
     Unknown,
     /// The op, or these parts of it, are waiting or running.
     Open(Vec<(ProcKey, OpId)>),
@@ -166,7 +166,7 @@ impl Journal {
         let reserve = Arc::new(Reserve::of(path).map_err(|source| JournalError::Reserve { source })?);
         let writer = Writer::start(WRITER, connection, reserve.clone(), ())
             .map_err(|source| JournalError::Thread { source })?;
-        let journal = Journal { writer: Arc::new(writer), reserve, news: Arc::default() };
+        let journal = Journal { writer: Arc::new(writer), reserve, events_changed: Arc::default() };
         journal.fill_reserve();
         Ok((journal, past))
     }
@@ -198,7 +198,7 @@ impl Journal {
     }
 
     /// Deletes all confirmed ops, so that new ones fit into the file without growing it.
-    pub(crate) async fn make_room(&self) {
+    pub(crate) async fn free_space(&self) {
         let made = self.run(|t| t.execute("DELETE FROM ops WHERE confirmed = 1", []).map(|_| ()));
         if let Err(failure) = made.await {
             warn!(
@@ -235,11 +235,11 @@ impl Journal {
     }
 
     /// The state of an op, whole or in parts.
-    pub(crate) async fn standing(&self, op: OpId) -> Result<Standing, JournalError> {
+    pub(crate) async fn op_state(&self, op: OpId) -> Result<JournalledOp, JournalError> {
         self.run(move |t| match known(t, op)? {
-            None => Ok(Standing::Unknown),
-            Some(Acceptance::Done(outcome)) => Ok(Standing::Done(outcome)),
-            Some(Acceptance::Known | Acceptance::New(_)) => Ok(Standing::Open(open_parts(t, op)?)),
+            None => Ok(JournalledOp::Unknown),
+            Some(Acceptance::Done(outcome)) => Ok(JournalledOp::Done(outcome)),
+            Some(Acceptance::Known | Acceptance::New(_)) => Ok(JournalledOp::Open(open_parts(t, op)?)),
         })
         .await
     }
@@ -249,15 +249,15 @@ impl Journal {
         if writes.is_empty() {
             return;
         }
-        let tells = writes.iter().any(|write| matches!(write, Write::Event(_)));
+        let has_events = writes.iter().any(|write| matches!(write, Write::Event(_)));
         let step = Arc::new((key.clone(), writes.to_vec(), known.clone()));
         self.insist(move |t| {
             let (key, writes, known) = &*step;
             writes.iter().try_for_each(|write| write_one(t, key, write, known))
         })
         .await;
-        if tells {
-            self.news.notify_one();
+        if has_events {
+            self.events_changed.notify_one();
         }
     }
 
@@ -353,8 +353,9 @@ fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> 
     keep_log(&connection).map_err(opening)?;
     connection
         .execute_batch(
-            // 512 KiB of pages: the file is small, rarely read, and in the kernel's page cache too.
-            "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-512;",
+            // 128 KiB of pages: the file is small, rarely read, and in the kernel's page cache too. SQLite
+            // allocates most pages singly, and the heap keeps the holes that they leave.
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON; PRAGMA cache_size=-128;",
         )
         .map_err(opening)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
@@ -406,9 +407,9 @@ fn accept(t: &Connection, key: &ProcKey, order: &Order) -> rusqlite::Result<Acce
 
 /// The state of an op that was received before, whole or in parts. `None`: it is new.
 fn known(t: &Connection, op: OpId) -> rusqlite::Result<Option<Acceptance>> {
-    let said = |outcome: Option<Outcome>| outcome.map_or(Acceptance::Known, Acceptance::Done);
+    let acceptance = |outcome: Option<Outcome>| outcome.map_or(Acceptance::Known, Acceptance::Done);
     if let Some(outcome) = written_outcome(t, op)? {
-        return Ok(Some(said(outcome)));
+        return Ok(Some(acceptance(outcome)));
     }
     // A divided op always has a part for the first instance.
     if written_outcome(t, op.part(1))?.is_none() {
@@ -420,7 +421,7 @@ fn known(t: &Connection, op: OpId) -> rusqlite::Result<Option<Acceptance>> {
             parts.insert(instance, outcome);
         }
     }
-    Ok(Some(said(merged(parts).ok())))
+    Ok(Some(acceptance(merged(parts).ok())))
 }
 
 /// The procs in which an op, or its parts, have no outcome yet.
@@ -481,7 +482,7 @@ fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
     let last_boot: Option<String> =
         t.query_row("SELECT value FROM meta WHERE key = 'boot_id'", [], |row| row.get(0)).optional()?;
     let same_boot = last_boot.as_deref() == Some(boot.0.as_str());
-    let cause = if same_boot { spread::SpreadCause::Return } else { spread::SpreadCause::Boot };
+    let cause = if same_boot { stagger::StaggerCause::Return } else { stagger::StaggerCause::Boot };
     let mut past = Past { cause, ..Past::default() };
 
     let mut statement = t.prepare("SELECT namespace, name, record, registered_at FROM procs")?;

@@ -57,8 +57,8 @@ fn a_record_of_any_age_is_read() {
     }
     let running = first.replace(r#""Idle"}"#, r#""Idle","run":{"deadline":9,"missed":2,"told_at":7}}"#);
     let read: Record = serde_json::from_str(&running).expect("a record of a run that is under way");
-    let run = ScheduledRun { deadline: BootTime(9), missed: 2, told_at: Some(BootTime(7)) };
-    assert_eq!((read.run, json(&read).contains(r#""run":{"deadline":9,"#)), (Some(run), true));
+    let run = Box::new(ScheduledRun { deadline: BootTime(9), missed: 2, told_at: Some(BootTime(7)) });
+    assert_eq!((read.run.clone(), json(&read).contains(r#""run":{"deadline":9,"#)), (Some(run), true));
     assert_eq!(read.after_reboot().run, None);
 }
 
@@ -111,7 +111,7 @@ async fn an_op_is_new_once_and_its_outcome_is_kept() {
 }
 
 #[tokio::test]
-async fn the_past_tells_begun_from_waiting_and_one_boot_from_another() {
+async fn the_journal_distinguishes_begun_from_waiting_ops_and_boots() {
     let folder = tempfile::tempdir().expect("a temp dir");
     let path = folder.path().join("agent.db");
     let (journal, _) = reopened(&path, "one").await;

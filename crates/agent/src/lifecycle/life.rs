@@ -24,7 +24,7 @@ pub(crate) struct AgentLife {
 
 impl AgentLife {
     /// Writes the file atomically: readers see all of it or nothing.
-    pub(crate) fn tell(&self, folder: &Path) -> io::Result<()> {
+    pub(crate) fn write(&self, folder: &Path) -> io::Result<()> {
         let draft = folder.join(format!("{FILE}.new"));
         std::fs::write(&draft, serde_json::to_vec_pretty(self)?)?;
         std::fs::rename(draft, folder.join(FILE))

@@ -54,7 +54,7 @@ pub(crate) enum UpgradeError {
     #[error("{} cannot take up this agent: {reason}", path.display())]
     CannotTakeUp { path: PathBuf, reason: String },
     #[error("putting it in the place of {}", path.display())]
-    Place { path: PathBuf, source: io::Error },
+    Install { path: PathBuf, source: io::Error },
     #[error("{reason}; {} is as it was{and_agent}", path.display())]
     RolledBack { reason: String, path: PathBuf, and_agent: &'static str },
     #[error("{reason}, and {} could not be put back", path.display())]
@@ -91,22 +91,22 @@ pub(crate) fn upgrade(upgrade: &Upgrade) -> Result<String, UpgradeError> {
     if offered < old && !allow_downgrade {
         return Err(UpgradeError::Older { path: binary.clone(), now: old, offered });
     }
-    let place = InstalledProgram::of(&now.program);
+    let installed = InstalledProgram::of(&now.program);
     let running = PathBuf::from(format!("/proc/{}/exe", now.pid));
-    place
+    installed
         .take(binary, &running)
-        .map_err(|source| UpgradeError::Place { path: now.program.clone(), source })?;
-    let patience = Duration::from_secs(*timeout);
-    match renewed(folder, &now, patience) {
+        .map_err(|source| UpgradeError::Install { path: now.program.clone(), source })?;
+    let timeout = Duration::from_secs(*timeout);
+    match renewed(folder, &now, timeout) {
         Ok(life) => Ok(format!(
             "the agent runs {} (it was {}) as pid {}; {} procs were taken up; the old program is {}",
             life.version,
             now.version,
             life.pid,
             life.procs,
-            place.previous.display()
+            installed.previous.display()
         )),
-        Err(reason) => Err(back(folder, &now, &place, reason, patience)),
+        Err(reason) => Err(back(folder, &now, &installed, reason, timeout)),
     }
 }
 
@@ -125,12 +125,13 @@ fn examine(binary: &Path, folder: &Path, now: &AgentLife) -> Result<Version, Upg
     if ours != theirs {
         return Err(UpgradeError::NotForUs(path()));
     }
-    let said = ask(binary, &["--version"]).map_err(|reason| UpgradeError::Mute { path: path(), reason })?;
+    let printed =
+        ask(binary, &["--version"]).map_err(|reason| UpgradeError::Mute { path: path(), reason })?;
     let mute = || UpgradeError::Mute {
         path: path(),
-        reason: format!("it says {:?}", said.lines().next().unwrap_or_default()),
+        reason: format!("it says {:?}", printed.lines().next().unwrap_or_default()),
     };
-    let (name, version) = said.trim().split_once(' ').ok_or_else(mute)?;
+    let (name, version) = printed.trim().split_once(' ').ok_or_else(mute)?;
     let version = Version::read(version).ok_or_else(mute)?;
     let running = name_of(&now.program);
     if name != running {
@@ -147,8 +148,8 @@ fn examine(binary: &Path, folder: &Path, now: &AgentLife) -> Result<Version, Upg
 
 /// As it calls itself: the file may have any name.
 fn name_of(program: &Path) -> String {
-    let said = ask(program, &["--version"]).unwrap_or_default();
-    said.split(' ').next().unwrap_or_default().to_owned()
+    let printed = ask(program, &["--version"]).unwrap_or_default();
+    printed.split(' ').next().unwrap_or_default().to_owned()
 }
 
 /// The part of an ELF file that names its machine.
@@ -190,13 +191,13 @@ fn ask(program: &Path, question: &[&str]) -> Result<String, String> {
     match status.success() {
         true => Ok(read(child.stdout.as_mut().map(|stream| stream as &mut dyn Read))),
         false => {
-            let said = read(child.stderr.as_mut().map(|stream| stream as &mut dyn Read));
-            Err(if said.is_empty() { status.to_string() } else { said })
+            let printed = read(child.stderr.as_mut().map(|stream| stream as &mut dyn Read));
+            Err(if printed.is_empty() { status.to_string() } else { printed })
         }
     }
 }
 
-/// Where the agent's program is.
+/// The file of the agent's program, and its backup.
 struct InstalledProgram {
     program: PathBuf,
     previous: PathBuf,
@@ -217,7 +218,7 @@ impl InstalledProgram {
     fn take(&self, binary: &Path, running: &Path) -> io::Result<()> {
         self.keep(running)?;
         if is_same_file(binary, &self.program) {
-            // The new program is already in place, and only needs to be executed.
+            // The new program is already installed, and only needs to be executed.
             return Ok(());
         }
         let draft = self.program.with_extension("new");
@@ -228,7 +229,7 @@ impl InstalledProgram {
         sync_folder(&self.program)
     }
 
-    /// The running program may differ from the file in its place: an upgrade was interrupted, or the file was
+    /// The running program may differ from the installed file: an upgrade was interrupted, or the file was
     /// replaced by hand. The rollback needs the program that is known to work.
     fn keep(&self, running: &Path) -> io::Result<()> {
         if is_same_file(running, &self.previous) {
@@ -254,24 +255,24 @@ fn sync_folder(of: &Path) -> io::Result<()> {
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {
-    let place = |path: &Path| {
+    let file_id = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
         fs::metadata(path).ok().map(|data| (data.dev(), data.ino()))
     };
-    place(one).is_some() && place(one) == place(other)
+    file_id(one).is_some() && file_id(one) == file_id(other)
 }
 
 /// Makes the agent re-execute its file, and waits until it is ready.
-fn renewed(folder: &Path, old: &AgentLife, patience: Duration) -> Result<AgentLife, String> {
+fn renewed(folder: &Path, old: &AgentLife, timeout: Duration) -> Result<AgentLife, String> {
     signal(old, Signal::HUP).map_err(|error| format!("the agent cannot be told: {error}"))?;
-    let told = Instant::now();
+    let signalled_at = Instant::now();
     loop {
         if let Some(life) = AgentLife::read(folder).filter(|life| life.ready_at_millis != old.ready_at_millis)
         {
             return Ok(life);
         }
-        if told.elapsed() >= patience {
-            return Err(format!("the new program was not ready within {} s", patience.as_secs()));
+        if signalled_at.elapsed() >= timeout {
+            return Err(format!("the new program was not ready within {} s", timeout.as_secs()));
         }
         pause();
     }
@@ -281,18 +282,18 @@ fn renewed(folder: &Path, old: &AgentLife, patience: Duration) -> Result<AgentLi
 fn back(
     folder: &Path,
     old: &AgentLife,
-    place: &InstalledProgram,
+    installed: &InstalledProgram,
     reason: String,
-    patience: Duration,
+    timeout: Duration,
 ) -> UpgradeError {
-    let path = place.program.clone();
-    if let Err(source) = place.put_back() {
+    let path = installed.program.clone();
+    if let Err(source) = installed.put_back() {
         return UpgradeError::NotRolledBack { reason, path, source };
     }
     // The process is the same whatever it executes; killing it ends none of its children.
     let _ = signal(old, Signal::KILL);
     let began = Instant::now();
-    while began.elapsed() < patience {
+    while began.elapsed() < timeout {
         if AgentLife::read(folder).is_some_and(|life| life.ready_at_millis != old.ready_at_millis) {
             let and_agent = ", and the agent runs it again";
             return UpgradeError::RolledBack { reason, path, and_agent };
@@ -306,7 +307,7 @@ fn back(
 fn signal(life: &AgentLife, signal: Signal) -> io::Result<()> {
     let pid = i32::try_from(life.pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    // Asked after it was opened: it is this process or none.
+    // Read after the pidfd was opened, so the pidfd refers to this process or to none.
     if crate::exec::start_ticks(life.pid) != Some(life.start_ticks) {
         return Err(io::ErrorKind::NotFound.into());
     }
@@ -349,20 +350,20 @@ mod tests {
         for (path, text) in [(&program, "old"), (&new, "new"), (&newer, "newer")] {
             fs::write(path, text).expect("our own folder");
         }
-        let place = InstalledProgram::of(&program);
-        place.take(&new, &program).expect("our own folder");
+        let installed = InstalledProgram::of(&program);
+        installed.take(&new, &program).expect("our own folder");
         let read = |path: &Path| fs::read_to_string(path).expect("it is there");
-        assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("new", "old"));
+        assert_eq!((read(&program).as_str(), read(&installed.previous).as_str()), ("new", "old"));
         // The upgrade was interrupted, and the agent still runs the old program: that is the one to go back
         // to.
-        place.take(&newer, &place.previous).expect("our own folder");
-        assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("newer", "old"));
-        place.put_back().expect("our own folder");
-        assert_eq!((read(&program).as_str(), place.previous.exists()), ("old", false));
+        installed.take(&newer, &installed.previous).expect("our own folder");
+        assert_eq!((read(&program).as_str(), read(&installed.previous).as_str()), ("newer", "old"));
+        installed.put_back().expect("our own folder");
+        assert_eq!((read(&program).as_str(), installed.previous.exists()), ("old", false));
         // The new program was put in place by hand, and the old one exists only in the kernel.
         let kernels = folder.path().join("exe");
         fs::rename(&program, &kernels).and_then(|()| fs::copy(&new, &program)).expect("our own folder");
-        place.take(&program, &kernels).expect("our own folder");
-        assert_eq!((read(&program).as_str(), read(&place.previous).as_str()), ("new", "old"));
+        installed.take(&program, &kernels).expect("our own folder");
+        assert_eq!((read(&program).as_str(), read(&installed.previous).as_str()), ("new", "old"));
     }
 }

@@ -1,10 +1,10 @@
 //! Finds processes that were started by hand for procs that have none.
 //!
 //! Every 10 s one scan serves all such procs: their pid files are read and, if some have no pid file, the
-//! names of all processes. A candidate is sent to the actor of its proc, which verifies the candidate with a
-//! look of its own. While every proc has a process, nothing is scanned.
+//! names of all processes. A candidate is sent to the actor of its proc, which verifies the candidate with
+//! its own look. While every proc has a process, nothing is scanned.
 
-use crate::exec::{ExecContext, Glance};
+use crate::exec::{ExecContext, StartedByHand};
 use procfleet_core::Spec;
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::Process;
@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 /// The status shows a process that was started by hand within 15 s, including the report to the server.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// The procs that have no process, and how theirs would be known.
+/// The procs that have no process, with the specs that identify it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AbsentProcs {
     specs: Arc<Mutex<BTreeMap<Arc<ProcKey>, Arc<Spec>>>>,
@@ -47,11 +47,11 @@ impl AbsentProcs {
             if absent.is_empty() {
                 continue;
             }
-            let host = context.clone();
+            let context = context.clone();
             let look = move || {
-                let glance = Glance::new(&host);
+                let started = StartedByHand::new(&context);
                 let seen = absent.into_iter().filter_map(|(key, spec)| {
-                    let process = glance.candidate(&key, &spec.identity)?;
+                    let process = started.candidate(&key, &spec.identity)?;
                     Some((key, process))
                 });
                 seen.collect::<Vec<_>>()

@@ -7,7 +7,7 @@ use super::journal_writer::JournalWriter;
 use super::open::OpenOps;
 use super::pools::Pooled;
 use super::probes::{LastAnswer, ProbePace, ProbeReadiness, Probes};
-use super::sampler::{Follow, Heed, Sampler};
+use super::sampler::{Follow, SampleInterest, Sampler};
 use super::timetable::{Clocks, Timetable};
 use crate::exec::{self, ExecContext, ProcExecutor};
 use crate::hosting_file::HostingFile;
@@ -19,9 +19,9 @@ use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
 use procfleet_core::spec::{Identity, Kind, Resource, Spec};
-use procfleet_core::spread::{Crowd, Occasion, Spread, SpreadCause};
+use procfleet_core::stagger::{RestartStagger, StaggerCause, StaggerReason, StartStagger};
 use procfleet_core::supervise::{
-    Activity, Commit, Effect, EffectAnswer, Event, Input, LookScope, Machine, OtherAccount, ProcNews, Step,
+    Activity, Commit, Effect, EffectAnswer, Event, Input, LookScope, Machine, OtherAccount, ProcNotice, Step,
     Usage, View, Write,
 };
 use procfleet_failpoint::{Point, hit};
@@ -34,7 +34,7 @@ use tracing::info;
 
 /// State that all actors share.
 #[derive(Debug)]
-pub(super) struct Around {
+pub(super) struct ActorShared {
     pub(super) context: Arc<ExecContext>,
     pub(super) journal: Journal,
     pub(super) outbox: Outbox,
@@ -48,12 +48,12 @@ pub(super) struct Around {
     pub(super) pace: ProbePace,
     pub(super) full_disk: FullDisk,
     /// Staggers starts after the agent has come back.
-    pub(super) spread: Arc<Mutex<Spread>>,
+    pub(super) start_stagger: Arc<Mutex<StartStagger>>,
     /// Staggers restarts that are due at about the same time.
-    pub(super) crowd: Mutex<Crowd>,
+    pub(super) restart_stagger: Mutex<RestartStagger>,
 }
 
-impl Around {
+impl ActorShared {
     /// An outcome that is durable.
     pub(super) fn done(&self, op: OpId, outcome: Outcome) {
         if let Some((op, outcome)) = self.open.done(op, outcome) {
@@ -73,111 +73,87 @@ struct ProcessSample {
 pub(super) struct Actor {
     machine: Machine,
     executor: ProcExecutor,
-    around: Arc<Around>,
+    inbox: Inbox,
+    shared: Arc<ActorShared>,
     journal_writer: JournalWriter,
     registered_at: i64,
     /// The last sample of the present process.
     sample: Option<ProcessSample>,
-    /// The subscription at the sampler.
-    followed: Option<Follow>,
-    /// The pid file in which the sampler looks for a successor.
-    pid_file: String,
     /// The spec by which `AbsentProcs` looks for the process; `None` while the proc has one.
     absent: Option<Arc<Spec>>,
-    timetable: Timetable,
+    /// Boxed, because only crontab rules need it.
+    timetable: Option<Box<Timetable>>,
     /// Results of effects; handled before inputs from outside.
     answers: VecDeque<Input>,
     /// Answers to [`Effect::Vet`], which come before all others.
     verdicts: VecDeque<(OpId, Option<OtherAccount>)>,
     probes: Probes,
     /// The probe results at the last event, if there was one.
-    told: Option<Box<LastAnswer>>,
+    reported: Option<Box<LastAnswer>>,
 }
 
 impl Actor {
-    pub(super) fn new(machine: Machine, around: Arc<Around>, inputs: Inputs, registered_at: i64) -> Actor {
-        let executor = ProcExecutor::new(around.context.clone(), machine.key().clone(), inputs);
+    pub(super) fn new(
+        machine: Machine,
+        shared: Arc<ActorShared>,
+        (inputs, inbox): (Inputs, Inbox),
+        registered_at: i64,
+    ) -> Actor {
+        let executor = ProcExecutor::new(shared.context.clone(), machine.key().clone(), inputs);
         let probes =
-            Probes::new(around.context.clone(), machine.key().clone(), around.pace, registered_at != 0);
-        let ledger = JournalWriter::new(around.journal.clone(), machine.key().clone());
+            Probes::new(shared.context.clone(), machine.key().clone(), shared.pace, registered_at != 0);
+        let ledger = JournalWriter::new(shared.journal.clone(), machine.key().clone());
         Actor {
             machine,
             executor,
-            around,
+            inbox,
+            shared,
             journal_writer: ledger,
             registered_at,
             sample: None,
-            followed: None,
-            pid_file: String::new(),
             absent: None,
-            timetable: Timetable::default(),
+            timetable: None,
             answers: VecDeque::new(),
             verdicts: VecDeque::new(),
             probes,
-            told: None,
+            reported: None,
         }
     }
 
     /// Ends when there is nothing left to supervise, and returns the orders that arrived too late.
     pub(super) async fn run(
-        // Boxed: a future stores each argument twice, as given and as a local.
+        // Boxed, as is `first`: a future stores each argument twice, as given and as a local.
         mut self: Box<Self>,
-        first: Step,
-        mut inbox: Inbox,
+        first: Box<Step>,
     ) -> (Arc<ProcKey>, Vec<Order>) {
         // A task has space for its largest await. All but the next input, which is nearly always awaited, are
         // therefore boxed while they last.
-        Box::pin(self.carry_out(first)).await;
+        Box::pin(self.carry_out(*first)).await;
         loop {
-            let input = match self.answers.pop_front() {
-                Some(answer) => answer,
-                None => match self.next(&mut inbox).await {
-                    ActorWork::Input(input) if matches!(*input, Input::News(ProcNews::Appeared { .. })) => {
-                        match self.appeared() {
-                            Some(appeared) => appeared,
-                            None => continue,
-                        }
-                    }
-                    ActorWork::Input(input) => match self.succession_before(&input) {
-                        // The order applies to the successor.
-                        Some(succeeded) => {
-                            self.answers.push_back(*input);
-                            succeeded
-                        }
-                        None => *input,
-                    },
-                    ActorWork::Written => continue,
-                    ActorWork::Probed => {
-                        Box::pin(self.tell_of_probes()).await;
-                        self.publish();
-                        continue;
-                    }
-                    ActorWork::End => {
-                        Box::pin(self.journal_writer.settle()).await;
-                        return (self.machine.key().clone(), Vec::new());
-                    }
-                },
+            let Some(input) = self.next_input().await else {
+                Box::pin(self.journal_writer.settle()).await;
+                return (self.machine.key().clone(), Vec::new());
             };
-            match &input {
-                Input::Order(order) => self.around.hosting.ordered(self.machine.key(), order.kind),
-                Input::News(ProcNews::Sampled { process, usage }) => self.saw(process, *usage),
-                Input::Tick | Input::Answer(_) | Input::News(_) => {}
+            match &*input {
+                Input::Order(order) => self.shared.hosting.ordered(self.machine.key(), order.kind),
+                Input::Notice(ProcNotice::Sampled { process, usage }) => self.record_sample(process, *usage),
+                Input::Tick | Input::Answer(_) | Input::Notice(_) => {}
             }
-            let step = self.machine.step(self.around.context.now(), input);
+            let step = self.machine.step(self.shared.context.now(), *input);
             Box::pin(self.carry_out(step)).await;
             while let Some((op, other)) = self.verdicts.pop_front() {
-                let step = self.machine.vetted(self.around.context.now(), op, other);
+                let step = self.machine.vetted(self.shared.context.now(), op, other);
                 Box::pin(self.carry_out(step)).await;
             }
             if self.answers.is_empty() {
-                Box::pin(self.heed_cancels()).await;
+                Box::pin(self.check_cancels()).await;
             }
-            if self.machine.is_blank() && self.answers.is_empty() && inbox.is_empty() {
-                inbox.close();
+            if self.machine.is_blank() && self.answers.is_empty() && self.inbox.is_empty() {
+                self.inbox.close();
                 Box::pin(self.journal_writer.settle()).await;
-                self.around.hosting.forget(self.machine.key());
+                self.shared.hosting.forget(self.machine.key());
                 let mut late = Vec::new();
-                while let Some(input) = inbox.try_recv() {
+                while let Some(input) = self.inbox.try_recv() {
                     if let Input::Order(order) = *input {
                         late.push(*order);
                     }
@@ -187,19 +163,57 @@ impl Actor {
         }
     }
 
+    /// The next input for the machine; `None` when the actor must end. Inputs are boxed and have their own
+    /// function, because a task has space for each local variable of the function that awaits.
+    async fn next_input(&mut self) -> Option<Box<Input>> {
+        loop {
+            if let Some(answer) = self.answers.pop_front() {
+                return Some(Box::new(answer));
+            }
+            match self.next().await {
+                ActorWork::Input(input) => {
+                    if let Some(input) = self.admit(input) {
+                        return Some(input);
+                    }
+                }
+                ActorWork::Written => {}
+                ActorWork::Probed => {
+                    Box::pin(self.handle_probe_results()).await;
+                    self.publish();
+                }
+                ActorWork::End => return None,
+            }
+        }
+    }
+
+    /// The input that the machine gets for an input from outside, if any.
+    fn admit(&mut self, input: Box<Input>) -> Option<Box<Input>> {
+        if matches!(*input, Input::Notice(ProcNotice::Appeared { .. })) {
+            return self.appeared().map(Box::new);
+        }
+        match self.succession_before(&input) {
+            // The order applies to the successor.
+            Some(succeeded) => {
+                self.answers.push_back(*input);
+                Some(Box::new(succeeded))
+            }
+            None => Some(input),
+        }
+    }
+
     /// Called between two steps, when no effect waits for its result: a running op has begun by then.
-    async fn heed_cancels(&mut self) {
-        for op in self.around.cancels.of(self.machine.key()) {
+    async fn check_cancels(&mut self) {
+        for op in self.shared.cancels.of(self.machine.key()) {
             if let Some(step) = self.machine.cancel(op) {
                 self.carry_out(step).await;
             }
         }
     }
 
-    async fn next(&mut self, inbox: &mut Inbox) -> ActorWork {
-        // It may be long, and there is nothing in it.
+    async fn next(&mut self) -> ActorWork {
+        // Frees the capacity that a burst left.
         self.answers.shrink_to(0);
-        let now = self.around.context.now();
+        let now = self.shared.context.now();
         // Boxed: a proc that runs well waits for neither.
         let sleep = self.machine.wake_at().map(|wake| Box::pin(tokio::time::sleep(wake.since(now))));
         let next = tokio::select! {
@@ -207,43 +221,46 @@ impl Actor {
             // any other: nothing new begins then. An exit must win over the deadline that it just met.
             biased;
             () = self.journal_writer.progress() => Some(ActorWork::Written),
-            input = inbox.recv() => Some(input.map_or(ActorWork::End, ActorWork::Input)),
+            input = self.inbox.recv() => Some(input.map_or(ActorWork::End, ActorWork::Input)),
             () = if_any(sleep) => None,
             () = if_any(self.probes.changed()) => Some(ActorWork::Probed),
         };
         match next {
             Some(next) => next,
-            None => ActorWork::Input(just_arrived(inbox).await.unwrap_or_else(|| Box::new(Input::Tick))),
+            None => {
+                ActorWork::Input(just_arrived(&mut self.inbox).await.unwrap_or_else(|| Box::new(Input::Tick)))
+            }
         }
     }
 
     /// Turns changed probe results into events. The machine decides about health.
-    async fn tell_of_probes(&mut self) {
-        let (seen, told) = (self.probes.seen(), self.told.take().unwrap_or_default());
-        if let Some((process, health)) = seen.news_since(&told) {
-            self.answers.push_back(Input::News(ProcNews::Health { process, health }));
+    async fn handle_probe_results(&mut self) {
+        let (seen, reported) = (self.probes.seen(), self.reported.take().unwrap_or_default());
+        if let Some((process, health)) = seen.health_change_since(&reported) {
+            self.answers.push_back(Input::Notice(ProcNotice::Health { process, health }));
         }
-        let drifted = (seen.note != told.note && !seen.note.is_empty()).then(|| seen.note.clone());
+        let drifted = (seen.note != reported.note && !seen.note.is_empty()).then(|| seen.note.clone());
         let writes: Vec<Write> =
             drifted.map(|reason| Write::Event(Event::ConfigDrift { reason })).into_iter().collect();
-        self.told = Some(Box::new(seen));
+        self.reported = Some(Box::new(seen));
         self.journal_writer.write_later(&writes, self.known()).await;
     }
 
     /// A sample of the process and its tree, for the machine and then for readers.
-    fn saw(&mut self, process: &Process, usage: Usage) {
+    fn record_sample(&mut self, process: &Process, usage: Usage) {
         if let Some(sample) = self.sample.as_mut().filter(|sample| sample.process.is(process)) {
             sample.usage = usage;
         }
         if let Some(successor) = self.successor_of(process) {
-            self.answers.push_back(Input::News(ProcNews::Succeeded { old: *process, process: successor }));
+            self.answers
+                .push_back(Input::Notice(ProcNotice::Succeeded { old: *process, process: successor }));
         }
     }
 
     /// An order may arrive before the next sample would show that the program has replaced itself.
     fn succession_before(&mut self, input: &Input) -> Option<Input> {
         let old = self.machine.process().filter(|_| matches!(input, Input::Order(_)))?;
-        self.successor_of(&old).map(|process| Input::News(ProcNews::Succeeded { old, process }))
+        self.successor_of(&old).map(|process| Input::Notice(ProcNotice::Succeeded { old, process }))
     }
 
     /// A program that replaces itself writes its new pid to its pid file. A recovered process may be only the
@@ -258,7 +275,7 @@ impl Actor {
         let is_down = !self.machine.is_busy() && self.machine.process().is_none();
         let spec = self.machine.spec().filter(|_| is_down)?;
         match self.executor.look(self.machine.settled(), spec) {
-            Sighting::Running(process) => Some(Input::News(ProcNews::Appeared { process })),
+            Sighting::Running(process) => Some(Input::Notice(ProcNotice::Appeared { process })),
             Sighting::Absent(_) => None,
         }
     }
@@ -266,7 +283,7 @@ impl Actor {
     async fn carry_out(&mut self, step: Step) {
         let Step { mut writes, effects, commit } = step;
         self.annotate(&mut writes);
-        let (unwritten, writes) = self.around.full_disk.answers_of_unjournalled(writes);
+        let (unwritten, writes) = self.shared.full_disk.answers_of_unjournalled(writes);
         if !unwritten.is_empty() {
             self.announce(unwritten);
         }
@@ -277,13 +294,13 @@ impl Actor {
                 effects.into_iter().for_each(|effect| self.act(effect));
             }
             Commit::First => {
-                let decided = self.around.context.now();
+                let decided = self.shared.context.now();
                 pass(&writes, Point::AgentBegunUnwritten, Point::AgentOutcomeUnwritten);
                 self.journal_writer.write(&writes, self.known()).await;
                 pass(&writes, Point::AgentBegunWritten, Point::AgentOutcomeWritten);
                 self.announce(writes);
                 effects.into_iter().for_each(|effect| self.act(effect));
-                self.machine.delayed(self.around.context.now().since(decided));
+                self.machine.delayed(self.shared.context.now().since(decided));
             }
             Commit::Alongside => {
                 // Effects first: the process is urgent.
@@ -305,8 +322,8 @@ impl Actor {
             match write {
                 Write::Done(op, outcome) => {
                     info!(%op, proc = %key, code = outcome.code.number(), message = %outcome.message, "op done");
-                    self.around.cancels.done(&key, op);
-                    self.around.done(op, outcome);
+                    self.shared.cancels.done(&key, op);
+                    self.shared.done(op, outcome);
                 }
                 Write::Record(_) => {
                     if self.registered_at == 0 {
@@ -316,13 +333,12 @@ impl Actor {
                 Write::Forget => {
                     self.registered_at = 0;
                     self.probes.forget();
-                    self.followed = None;
-                    self.around.sampler.follow(&key, None, &Identity::default());
+                    self.shared.sampler.follow(&key, None, &Identity::default());
                     self.absent = None;
-                    self.around.absent.set(&key, None);
+                    self.shared.absent.set(&key, None);
                     self.executor.forget_output();
-                    self.around.hosting.forget(&key);
-                    self.around.states.forget(&key);
+                    self.shared.hosting.forget(&key);
+                    self.shared.states.forget(&key);
                 }
                 // The journal writer has logged it.
                 Write::Event(_) | Write::Begun(_) => {}
@@ -358,24 +374,26 @@ impl Actor {
             Effect::Signal { process, signal, detached } => self.executor.signal(process, signal, detached),
             Effect::Sweep(signal) => self.executor.sweep(signal),
             Effect::ClearSince(since) => self.executor.clear_since(since),
-            Effect::Place { plan, occasion } => {
-                let (now, key) = (self.around.context.now(), self.machine.key());
-                let (at, cause) = match occasion {
-                    Occasion::Return => {
-                        let mut spread = self.around.spread.lock().unwrap_or_else(PoisonError::into_inner);
-                        (spread.place(now, key), spread.cause())
+            Effect::Stagger { plan, reason } => {
+                let (now, key) = (self.shared.context.now(), self.machine.key());
+                let (at, cause) = match reason {
+                    StaggerReason::Return => {
+                        let mut stagger =
+                            self.shared.start_stagger.lock().unwrap_or_else(PoisonError::into_inner);
+                        (stagger.next_slot(now, key), stagger.cause())
                     }
-                    Occasion::Retry => {
-                        let mut crowd = self.around.crowd.lock().unwrap_or_else(PoisonError::into_inner);
-                        (crowd.place(now, key), SpreadCause::Crowd)
+                    StaggerReason::Retry => {
+                        let mut stagger =
+                            self.shared.restart_stagger.lock().unwrap_or_else(PoisonError::into_inner);
+                        (stagger.next_slot(now, key), StaggerCause::Simultaneous)
                     }
                 };
-                self.answers.push_back(Input::Answer(EffectAnswer::Placed { plan, at, cause }));
+                self.answers.push_back(Input::Answer(EffectAnswer::Staggered { plan, at, cause }));
             }
             Effect::Plan { plan, rule, since } => {
                 let wall = jiff::Zoned::now();
-                let clocks = Clocks { wall, moment: self.around.context.now() };
-                let next = self.timetable.next(&rule, since, &clocks);
+                let clocks = Clocks { wall, moment: self.shared.context.now() };
+                let next = self.timetable.get_or_insert_default().next(&rule, since, &clocks);
                 self.answers.push_back(Input::Answer(EffectAnswer::Planned { plan, next }));
             }
             Effect::Vet { op, process, scope, spec, accounts } => {
@@ -419,7 +437,7 @@ impl Actor {
         for write in writes {
             match write {
                 Write::Done(_, Outcome { content: Content::Status(status), .. }) => {
-                    status.note = joined(&status.note, &self.beside());
+                    status.note = joined(&status.note, &self.side_notes());
                 }
                 Write::Done(_, Outcome { content: Content::Control { .. }, message, .. })
                     if started && !self.executor.note().is_empty() =>
@@ -433,8 +451,8 @@ impl Actor {
     }
 
     /// Problems beside the process: files and probes, output, disk.
-    fn beside(&self) -> String {
-        joined(&joined(&self.probes.seen().note, self.executor.note()), self.around.full_disk.note())
+    fn side_notes(&self) -> String {
+        joined(&joined(&self.probes.seen().note, self.executor.note()), self.shared.full_disk.note())
     }
 
     /// Publishes the proc's state if it has changed.
@@ -442,39 +460,36 @@ impl Actor {
         let Some(spec) = self.machine.spec() else { return };
         let labels = spec.labels.clone();
         let process = self.machine.process();
-        let standing = match (self.machine.is_busy(), process) {
+        let readiness = match (self.machine.is_busy(), process) {
             (true, _) => ProbeReadiness::Changing,
             (false, Some(process)) => ProbeReadiness::Running(process),
             (false, None) => ProbeReadiness::Down,
         };
-        self.probes.tend(spec, standing);
-        self.around.hosting.keep(self.machine.key(), spec, self.machine.hosting());
+        self.probes.update(spec, readiness);
+        self.shared.hosting.keep(self.machine.key(), spec, self.machine.hosting());
         let seen = self.probes.seen();
         if self.sample.as_ref().map(|sample| sample.process) != process {
             self.sample = process.and_then(|process| {
-                let (began_at, usage) = exec::glance(&self.around.context, &process)?;
+                let (began_at, usage) = exec::sample_once(&self.shared.context, &process)?;
                 Some(ProcessSample { process, began_at, usage })
             });
         }
         let limited = self.machine.limited_process();
         let limits = if limited.is_some() { spec.resource } else { Resource::default() };
-        let heed =
-            match (limits != Resource::default(), self.machine.note(self.around.context.now()).is_empty()) {
-                (true, _) => Heed::Limits,
+        let interest =
+            match (limits != Resource::default(), self.machine.note(self.shared.context.now()).is_empty()) {
+                (true, _) => SampleInterest::Limits,
                 // The next samples show whether the noted problem is over.
-                (false, false) => Heed::Each,
-                (false, true) => Heed::Changes,
+                (false, false) => SampleInterest::Each,
+                (false, true) => SampleInterest::Changes,
             };
         let pooled = if limited.is_some() { Pooled::Yes } else { Pooled::No };
-        let follow = limited.or(process).map(|process| Follow { process, heed, limits, pooled });
-        if self.followed != follow || spec.identity.pid_path != self.pid_file {
-            (self.followed, self.pid_file) = (follow, spec.identity.pid_path.clone());
-            self.around.sampler.follow(self.machine.key(), follow, &spec.identity);
-        }
+        let follow = limited.or(process).map(|process| Follow { process, interest, limits, pooled });
+        self.shared.sampler.follow(self.machine.key(), follow, &spec.identity);
         let resident = spec.policy.kind == Kind::Resident;
         let absent = (resident && process.is_none() && !self.machine.is_busy()).then(|| spec.clone());
         if self.absent.as_ref().map(Arc::as_ptr) != absent.as_ref().map(Arc::as_ptr) {
-            self.around.absent.set(self.machine.key(), absent.clone());
+            self.shared.absent.set(self.machine.key(), absent.clone());
             self.absent = absent;
         }
         let sample = self.sample.as_ref();
@@ -494,7 +509,7 @@ impl Actor {
             }),
             hosted: self.machine.is_hosted(),
             pid: process.map(|process| process.pid),
-            note: joined(&self.machine.note(self.around.context.now()), &self.beside()),
+            note: joined(&self.machine.note(self.shared.context.now()), &self.side_notes()),
             labels,
             registered_at: self.registered_at,
             started_at: sample.map_or(0, |sample| sample.began_at),
@@ -506,7 +521,7 @@ impl Actor {
             health: seen.health,
             user: spec.identity.user.clone(),
         };
-        self.around.states.publish(self.machine.key(), report);
+        self.shared.states.publish(self.machine.key(), report);
     }
 }
 
@@ -530,7 +545,7 @@ fn round(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-/// Where an op begins or ends, a test can step in.
+/// Fail points at the beginning and end of an op.
 fn pass(writes: &[Write], begins: Point, ends: Point) {
     for write in writes {
         match write {
@@ -541,7 +556,7 @@ fn pass(writes: &[Write], begins: Point, ends: Point) {
     }
 }
 
-/// Never ends if there is nothing to wait for.
+/// Waits for the future; for ever if there is none.
 async fn if_any<F: Future<Output = ()>>(waiting: Option<Pin<Box<F>>>) {
     match waiting {
         Some(waiting) => waiting.await,

@@ -56,7 +56,7 @@ struct KnownFile {
     /// The file's content when it was first read in this round, as a digest.
     first: Option<First>,
     /// The last note about it; empty if the file is as expected.
-    said: String,
+    text: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,17 +144,17 @@ impl Files {
             };
             let first = before.and_then(|known| known.first.clone()).filter(|first| first.round == round);
             let first = first.or_else(|| Some(First { round, md5: finding.md5()?.to_owned() }));
-            let said = finding.to_text(file, first.as_ref(), user);
-            match before.map_or("", |known| &known.said) {
-                before if before == said => {}
-                _ if said.is_empty() => info!(proc = %key, file = file.path, "configmap file matches again"),
+            let text = finding.to_text(file, first.as_ref(), user);
+            match before.map_or("", |known| &known.text) {
+                before if before == text => {}
+                _ if text.is_empty() => info!(proc = %key, file = file.path, "configmap file matches again"),
                 // The actor turns the note into an event.
                 _ => {}
             }
-            if !said.is_empty() {
-                notes.push(said.clone());
+            if !text.is_empty() {
+                notes.push(text.clone());
             }
-            self.known.insert(file.path.clone(), KnownFile { finding, first, said });
+            self.known.insert(file.path.clone(), KnownFile { finding, first, text });
         }
         let mut note = notes.join("; ");
         note.truncate(note.floor_char_boundary(LONGEST_NOTE));
@@ -381,8 +381,8 @@ mod tests {
         symlink(&path, &link).expect("our folder");
         lchown(&link, Some(65_534), None).expect("root may");
         let spec = spec(link.to_str().expect("a plain path"), HELLO);
-        let said = Files::default().check(&key(), &spec, 1, Effort::Small).expect("nobody cancels");
-        assert!(said.contains("cannot be read: the link "), "{said}");
+        let text = Files::default().check(&key(), &spec, 1, Effort::Small).expect("nobody cancels");
+        assert!(text.contains("cannot be read: the link "), "{text}");
     }
 
     /// A large file is not read again, and no caller waits for it.
@@ -409,16 +409,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_no_further_when_nobody_wants_to_know() {
+    fn reading_a_file_stops_when_it_is_cancelled() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let path = folder.path().join("file").to_str().expect("a plain path").to_owned();
         fs::write(&path, "hello\n").expect("our folder");
         let (mut files, spec) = (Files::default(), spec(&path, &"0".repeat(32)));
-        let said = files.check(&key(), &spec, 1, Effort::Small).expect("nobody cancels");
+        let text = files.check(&key(), &spec, 1, Effort::Small).expect("nobody cancels");
         fs::write(&path, "hallo\n").expect("our folder");
         let cancelled = AtomicBool::new(true);
         assert_eq!(files.check(&key(), &spec, 1, Effort::Any(&cancelled)), Err(Cancelled));
-        assert_eq!(files.known[&path].said, said, "what was known stays");
+        assert_eq!(files.known[&path].text, text, "what was known stays");
     }
 
     /// The reading thread sees the cancellation.

@@ -18,12 +18,12 @@ pub(super) struct FullDisk {
 }
 
 impl FullDisk {
-    /// Returns whether that is news.
+    /// Returns whether the state has changed.
     pub(super) fn set(&self, is_full: bool) -> bool {
         self.is_full.swap(is_full, Ordering::Relaxed) != is_full
     }
 
-    /// For the status of every proc.
+    /// The note in the status of every proc.
     pub(super) fn note(&self) -> &'static str {
         match self.is_full.load(Ordering::Relaxed) {
             true => {

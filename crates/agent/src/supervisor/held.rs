@@ -10,7 +10,7 @@ use procfleet_core::op::Order;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// By op; one for several instances is there in parts, each for the proc of its instance.
+/// By op. An op for several instances is stored in parts, each under the proc of its instance.
 type Orders = BTreeMap<OpId, Vec<(ProcKey, Order)>>;
 
 #[derive(Clone, Debug, Default)]

@@ -20,25 +20,31 @@ pub(super) struct JournalWriter {
     journal: Journal,
     key: Arc<ProcKey>,
     writing: Option<Writing>,
-    behind: Vec<Write>,
+    /// Writes that were not begun. Boxed: nearly always there are none.
+    behind: Option<Box<Behind>>,
+}
+
+#[derive(Default)]
+struct Behind {
+    writes: Vec<Write>,
     known: EventProc,
 }
 
 impl JournalWriter {
     pub(super) fn new(journal: Journal, key: Arc<ProcKey>) -> JournalWriter {
-        JournalWriter { journal, key, writing: None, behind: Vec::new(), known: EventProc::default() }
+        JournalWriter { journal, key, writing: None, behind: None }
     }
 
-    /// Makes these durable, with all that came before.
+    /// Makes these writes and all earlier ones durable.
     pub(super) async fn write(&mut self, writes: &[Write], known: EventProc) {
-        self.note(writes, known);
+        self.defer(writes, known);
         self.settle().await;
     }
 
-    /// These may become durable later. It waits only for a disk that has taken nothing for long.
+    /// Defers these writes. Waits only if too many are deferred already.
     pub(super) async fn write_later(&mut self, writes: &[Write], known: EventProc) {
-        self.note(writes, known);
-        if self.behind.len() > BEHIND {
+        self.defer(writes, known);
+        if self.behind.as_ref().is_some_and(|behind| behind.writes.len() > BEHIND) {
             self.settle().await;
         }
         self.begin();
@@ -62,21 +68,24 @@ impl JournalWriter {
         }
     }
 
-    fn note(&mut self, writes: &[Write], known: EventProc) {
+    fn defer(&mut self, writes: &[Write], known: EventProc) {
         if writes.is_empty() {
             return;
         }
-        // Of several records in one transaction only the last would be there afterwards.
+        let behind = self.behind.get_or_insert_default();
+        // Only the last record of a transaction would remain, so earlier ones are dropped.
         if writes.iter().any(|write| matches!(write, Write::Record(_))) {
-            self.behind.retain(|write| !matches!(write, Write::Record(_)));
+            behind.writes.retain(|write| !matches!(write, Write::Record(_)));
         }
-        self.behind.extend_from_slice(writes);
-        self.known = known;
+        behind.writes.extend_from_slice(writes);
+        behind.known = known;
     }
 
     fn begin(&mut self) {
-        if self.writing.is_none() && !self.behind.is_empty() {
-            let (writes, known) = (std::mem::take(&mut self.behind), std::mem::take(&mut self.known));
+        if self.writing.is_none()
+            && let Some(behind) = self.behind.take()
+        {
+            let Behind { writes, known } = *behind;
             let (journal, key) = (self.journal.clone(), self.key.clone());
             self.writing = Some(Box::pin(async move {
                 journal.write(&key, &writes, &known).await;

@@ -21,11 +21,11 @@ mod timetable;
 use crate::exec::ExecContext;
 use crate::hosting_file::HostingFile;
 use crate::inbox::{Inputs, inbox};
-use crate::journal::{Acceptance, EventProc, Journal, Past, PastProc, Standing};
+use crate::journal::{Acceptance, EventProc, Journal, JournalledOp, Past, PastProc};
 use crate::outbox::Outbox;
 use crate::states::StateReports;
 use absent::AbsentProcs;
-use actor::{Actor, Around};
+use actor::{Actor, ActorShared};
 use cancels::Cancels;
 use full_disk::FullDisk;
 use held::HeldOrders;
@@ -36,8 +36,8 @@ use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order, Outcome};
 use procfleet_core::process::Process;
-use procfleet_core::spread::{Crowd, Spread};
-use procfleet_core::supervise::{Input, Machine, ProcNews, Write, group_refusal};
+use procfleet_core::stagger::{RestartStagger, StartStagger};
+use procfleet_core::supervise::{Input, Machine, ProcNotice, Write, group_refusal};
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::Parts;
 use procfleet_proto::link::{HostFacts, OpOrder};
@@ -111,19 +111,20 @@ impl Supervisor {
         for (key, reason) in &past.unreadable {
             states.publish(&Arc::new(key.clone()), ProcReport::left_alone(unreadable_note(reason)));
         }
-        // Before anybody can ask for all states: a list without them would take them back.
+        // Before the first session asks for all states: procs that are missing in that list would be deleted
+        // on the server.
         let (mut pools, sampler) = (LimitedPools::default(), Sampler::default());
         for (namespace, groups) in &past.groups {
             states.publish_groups(namespace, groups.clone());
             sampler.pool(namespace, pools.set(namespace, groups));
         }
         // Capacity 1: a busy supervisor delays the next round (back-pressure).
-        let (tell, rounds) = mpsc::channel(1);
+        let (sender, rounds) = mpsc::channel(1);
         let mut sampling = JoinSet::new();
-        sampling.spawn(sampler.clone().run(context.clone(), tell));
-        let (absent, (tell, appeared)) = (AbsentProcs::default(), mpsc::channel(1));
-        sampling.spawn(absent.clone().run(context.clone(), tell));
-        let around = Arc::new(Around {
+        sampling.spawn(sampler.clone().run(context.clone(), sender));
+        let (absent, (sender, appeared)) = (AbsentProcs::default(), mpsc::channel(1));
+        sampling.spawn(absent.clone().run(context.clone(), sender));
+        let shared = Arc::new(ActorShared {
             context: context.clone(),
             journal,
             outbox,
@@ -135,8 +136,8 @@ impl Supervisor {
             absent,
             pace,
             full_disk: FullDisk::default(),
-            spread: Arc::new(Mutex::new(Spread::new(past.cause, past.procs.len()))),
-            crowd: Mutex::new(Crowd::default()),
+            start_stagger: Arc::new(Mutex::new(StartStagger::new(past.cause, past.procs.len()))),
+            restart_stagger: Mutex::new(RestartStagger::default()),
         });
         let (actors, running, held) = (HashMap::new(), JoinSet::new(), HeldOrders::default());
         for proc in &past.procs {
@@ -144,7 +145,7 @@ impl Supervisor {
             proc.waiting.iter().for_each(|order| held.keep(&proc.key, order.clone()));
         }
         let work = SupervisorWork {
-            around,
+            shared,
             actors,
             held: held.clone(),
             unreadable,
@@ -163,7 +164,7 @@ impl Supervisor {
         self.context.boot_id()
     }
 
-    pub(crate) fn host(&self) -> Arc<ExecContext> {
+    pub(crate) fn context(&self) -> Arc<ExecContext> {
         self.context.clone()
     }
 
@@ -218,7 +219,7 @@ impl SupervisorTask {
 }
 
 struct SupervisorWork {
-    around: Arc<Around>,
+    shared: Arc<ActorShared>,
     actors: HashMap<Arc<ProcKey>, Inputs>,
     held: HeldOrders,
     /// Procs whose records cannot be read. Ops on them are refused.
@@ -246,7 +247,7 @@ impl SupervisorWork {
         let mut batch = Vec::new();
         loop {
             // Until a held order can no longer begin in time.
-            let overdue = self.held.until().map(|until| until.since(self.around.context.now()));
+            let overdue = self.held.until().map(|until| until.since(self.shared.context.now()));
             tokio::select! {
                 // Ended actors first, so that their orders get a new actor.
                 biased;
@@ -278,9 +279,9 @@ impl SupervisorWork {
                     }
                 }
                 Some(round) = self.rounds.recv() => self.sampled(round),
-                Some(found) = self.appeared.recv() => self.tell_appeared(found),
+                Some(found) = self.appeared.recv() => self.forward_appeared(found),
                 () = tokio::time::sleep(overdue.unwrap_or_default()), if overdue.is_some() => {
-                    let overdue = self.held.overdue(self.around.context.now());
+                    let overdue = self.held.overdue(self.shared.context.now());
                     self.begin(overdue).await;
                 }
             }
@@ -318,18 +319,18 @@ impl SupervisorWork {
                 warn!(proc = %key, %error, "cannot queue the end of a proc whose process group is over its limit; retrying at the next sample");
             }
         }
-        for Sampled { key, process, usage, told, .. } in round {
-            if let Some(actor) = self.actors.get(&key).filter(|_| told) {
-                let _ = actor.try_send(Box::new(Input::News(ProcNews::Sampled { process, usage })));
+        for Sampled { key, process, usage, is_forwarded, .. } in round {
+            if let Some(actor) = self.actors.get(&key).filter(|_| is_forwarded) {
+                let _ = actor.try_send(Box::new(Input::Notice(ProcNotice::Sampled { process, usage })));
             }
         }
     }
 
     /// A candidate that does not fit into an actor's queue is sent again after the next scan.
-    fn tell_appeared(&self, found: Vec<(Arc<ProcKey>, Process)>) {
+    fn forward_appeared(&self, found: Vec<(Arc<ProcKey>, Process)>) {
         for (key, process) in found {
             if let Some(actor) = self.actors.get(&key) {
-                let _ = actor.try_send(Box::new(Input::News(ProcNews::Appeared { process })));
+                let _ = actor.try_send(Box::new(Input::Notice(ProcNotice::Appeared { process })));
             }
         }
     }
@@ -349,7 +350,7 @@ impl SupervisorWork {
         let PastProc { key, record, registered_at, interrupted, waiting: _ } = proc;
         let open = interrupted.iter().map(|(op, _)| *op);
         // Parts were resumed with their siblings.
-        open.filter(|op| op.whole().1.is_none()).for_each(|op| self.around.open.begin(op));
+        open.filter(|op| op.whole().1.is_none()).for_each(|op| self.shared.open.begin(op));
         match record {
             Some(record) => {
                 let (machine, step) = Machine::recover(key.clone(), record, interrupted);
@@ -367,9 +368,9 @@ impl SupervisorWork {
     async fn begin(&mut self, orders: Vec<(ProcKey, Order)>) {
         for (_, order) in orders.iter().filter(|(_, order)| order.op.whole().1.is_none()) {
             // Parts were resumed with their siblings.
-            self.around.open.begin(order.op);
+            self.shared.open.begin(order.op);
         }
-        let now = self.around.context.now();
+        let now = self.shared.context.now();
         for (key, order) in orders {
             if now < order.start_by {
                 self.deliver(&key, order).await;
@@ -396,16 +397,16 @@ impl SupervisorWork {
 
     /// Ends an op without a proc's actor.
     async fn end_unbegun(&self, key: &ProcKey, op: OpId, outcome: Outcome) {
-        self.around.journal.write(key, &[Write::Done(op, outcome.clone())], &EventProc::default()).await;
-        self.around.done(op, outcome);
+        self.shared.journal.write(key, &[Write::Done(op, outcome.clone())], &EventProc::default()).await;
+        self.shared.done(op, outcome);
     }
 
     async fn accept(&mut self, orders: Vec<OpOrder>) {
-        let now = self.around.context.now();
+        let now = self.shared.context.now();
         let orders: Vec<(ProcKey, Order)> = orders
             .into_iter()
             // An outcome that is not acknowledged is sent again; it may be missing in the journal.
-            .filter(|order| !self.around.outbox.repeat(order.op))
+            .filter(|order| !self.shared.outbox.repeat(order.op))
             .map(|o| {
                 let OpOrder { op, epoch: _, proc, kind, start_within, spec, accounts } = o;
                 (proc, Order { op, kind, spec, start_by: now + start_within, accounts })
@@ -416,7 +417,7 @@ impl SupervisorWork {
             false => orders,
         };
         hit(Point::AgentOpUnwritten);
-        let accepted = match self.around.journal.accept(orders.clone()).await {
+        let accepted = match self.shared.journal.accept(orders.clone()).await {
             Ok(accepted) => accepted,
             Err(failure) => {
                 error!(
@@ -426,8 +427,8 @@ impl SupervisorWork {
                 for (key, order) in orders {
                     match order.kind {
                         OpKind::Query => {
-                            self.around.full_disk.answer_without_journal(order.op);
-                            self.around.open.begin(order.op);
+                            self.shared.full_disk.answer_without_journal(order.op);
+                            self.shared.open.begin(order.op);
                             self.deliver(&key, order).await;
                         }
                         kind => self.refuse(order.op, kind),
@@ -440,11 +441,11 @@ impl SupervisorWork {
         for ((key, order), acceptance) in orders.into_iter().zip(accepted) {
             match acceptance {
                 Acceptance::New(parts) => {
-                    // All of them before the first can end.
-                    parts.iter().for_each(|(_, part)| self.around.open.begin(part.op));
+                    // All parts are registered before the first one can end.
+                    parts.iter().for_each(|(_, part)| self.shared.open.begin(part.op));
                     // From the journal: for an order that changes fields it has the merged spec.
                     let spec = parts.first().and_then(|(_, part)| part.spec.as_ref());
-                    let refusal = self.around.context.allow().refusal(order.kind, spec);
+                    let refusal = self.shared.context.allow().refusal(order.kind, spec);
                     if let Some(reason) = refusal {
                         warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "op refused");
                         for (key, part) in parts {
@@ -456,32 +457,32 @@ impl SupervisorWork {
                     }
                     let instances = parts.len();
                     info!(op = %order.op, proc = %key, kind = order.kind.verb(), instances, "op accepted");
-                    self.around.outbox.taken(order.op);
+                    self.shared.outbox.taken(order.op);
                     for (key, part) in parts {
                         self.deliver(&key, part).await;
                     }
                 }
                 Acceptance::Known => {
-                    self.around.outbox.taken(order.op);
+                    self.shared.outbox.taken(order.op);
                     self.begin(self.held.release(order.op)).await;
                 }
-                Acceptance::Done(outcome) => self.around.outbox.done(order.op, outcome),
+                Acceptance::Done(outcome) => self.shared.outbox.done(order.op, outcome),
             }
         }
     }
 
     /// Cancels the op at its actors. An op that has ended keeps its outcome; an unknown one is never begun.
     async fn cancel(&mut self, op: OpId) {
-        if self.around.outbox.repeat(op) {
+        if self.shared.outbox.repeat(op) {
             return;
         }
-        let places = match self.around.journal.standing(op).await {
-            Ok(Standing::Open(places)) => places,
-            Ok(Standing::Done(outcome)) => return self.around.outbox.done(op, outcome),
-            Ok(Standing::Unknown) => {
+        let parts = match self.shared.journal.op_state(op).await {
+            Ok(JournalledOp::Open(parts)) => parts,
+            Ok(JournalledOp::Done(outcome)) => return self.shared.outbox.done(op, outcome),
+            Ok(JournalledOp::Unknown) => {
                 let message = "cancelled: it never came to this host, and nothing was done";
                 let outcome = Outcome::without_agent(Code::Cancelled, message, OpKind::Stop);
-                return self.around.outbox.done(op, outcome);
+                return self.shared.outbox.done(op, outcome);
             }
             Err(failure) => {
                 return error!(
@@ -492,11 +493,11 @@ impl SupervisorWork {
         };
         info!(%op, "op cancelled");
         let held = self.held.release(op);
-        for (key, part) in places {
+        for (key, part) in parts {
             if held.iter().any(|(_, order)| order.op == part) {
                 continue;
             }
-            self.around.cancels.add(&key, part);
+            self.shared.cancels.add(&key, part);
             if let Some(actor) = self.actors.get(&key) {
                 // Only a wake-up; the actor reads the cancelled ops itself.
                 let _ = actor.send(Box::new(Input::Tick)).await;
@@ -511,8 +512,8 @@ impl SupervisorWork {
 
     /// Checks whether the disk is full. A change is shown in the status of every proc.
     fn look_at_disk(&self) -> bool {
-        let is_full = self.around.journal.is_disk_full();
-        if self.around.full_disk.set(is_full) {
+        let is_full = self.shared.journal.is_disk_full();
+        if self.shared.full_disk.set(is_full) {
             match is_full {
                 true => error!(
                     "disk of the data folder is full; starts are refused until there is space, stop and kill work. Free disk space"
@@ -531,11 +532,11 @@ impl SupervisorWork {
     /// Returns the orders that are carried out on a full disk, and refuses the others. A repeated op is never
     /// refused: it may have begun.
     async fn refuse_on_full_disk(&self, orders: Vec<(ProcKey, Order)>) -> Vec<(ProcKey, Order)> {
-        self.around.journal.make_room().await;
+        self.shared.journal.free_space().await;
         let mut taken = Vec::new();
         for (key, order) in orders {
             let is_new =
-                async || matches!(self.around.journal.standing(order.op).await, Ok(Standing::Unknown));
+                async || matches!(self.shared.journal.op_state(order.op).await, Ok(JournalledOp::Unknown));
             match !order.kind.is_taken_on_a_full_disk() && is_new().await {
                 true => self.refuse(order.op, order.kind),
                 false => taken.push((key, order)),
@@ -551,7 +552,7 @@ impl SupervisorWork {
             "{} was not begun: the agent cannot write to its data folder (is the disk full?); nothing was done",
             kind.verb()
         );
-        self.around.outbox.done(op, Outcome::without_agent(Code::SystemError, message, kind));
+        self.shared.outbox.done(op, Outcome::without_agent(Code::SystemError, message, kind));
     }
 
     async fn deliver(&mut self, key: &ProcKey, order: Order) {
@@ -582,7 +583,7 @@ impl SupervisorWork {
         }
         let Order { op, kind, spec, start_by, accounts: _ } = order;
         let groups = match spec {
-            _ if self.around.context.now() >= start_by => {
+            _ if self.shared.context.now() >= start_by => {
                 Err((Code::Timeout, format!("{} was not begun before its deadline", kind.verb())))
             }
             None => Err((Code::NoSpec, format!("{} is not possible: no groups were sent", kind.verb()))),
@@ -594,27 +595,27 @@ impl SupervisorWork {
         };
         match groups {
             Ok(groups) => {
-                self.around.journal.set_groups(&key.namespace, &groups, op, &outcome).await;
+                self.shared.journal.set_groups(&key.namespace, &groups, op, &outcome).await;
                 info!(%op, namespace = key.namespace, groups = groups.len(), "process groups set");
-                self.around.sampler.pool(&key.namespace, self.pools.set(&key.namespace, &groups));
+                self.shared.sampler.pool(&key.namespace, self.pools.set(&key.namespace, &groups));
                 // Before the outcome: a caller that has the outcome must see the groups.
-                self.around.states.publish_groups(&key.namespace, groups);
+                self.shared.states.publish_groups(&key.namespace, groups);
             }
             Err(_) => {
-                self.around
+                self.shared
                     .journal
                     .write(key, &[Write::Done(op, outcome.clone())], &EventProc::default())
                     .await;
             }
         }
-        self.around.done(op, outcome);
+        self.shared.done(op, outcome);
     }
 
     fn spawn(&mut self, machine: Machine, first: procfleet_core::supervise::Step, registered_at: i64) {
         let (inputs, inbox) = inbox(INPUTS);
         let key = machine.key().clone();
-        let actor = Actor::new(machine, self.around.clone(), inputs.clone(), registered_at);
-        self.running.spawn(Box::new(actor).run(first, inbox));
+        let actor = Actor::new(machine, self.shared.clone(), (inputs.clone(), inbox), registered_at);
+        self.running.spawn(Box::new(actor).run(Box::new(first)));
         self.actors.insert(key, inputs);
     }
 }
@@ -655,15 +656,17 @@ mod tests {
         }
 
         async fn in_folder(folder: tempfile::TempDir) -> Alone {
-            let host =
-                Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+            let context = Arc::new(
+                ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a context"),
+            );
             let path = folder.path().join("agent.db");
-            let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
+            let (journal, past) = Journal::open(&path, context.boot_id()).await.expect("a journal");
             let (outbox, states) = (Outbox::new(Vec::new()), StateReports::default());
             let hosting = HostingFile::open(folder.path());
             let pace = ProbePace { every: Duration::from_millis(20), ..ProbePace::default() };
-            let (kept, told, seen) = (journal.clone(), outbox.clone(), states.clone());
-            let (supervisor, task) = Supervisor::prepare(pace, host, kept, told, seen, hosting, past);
+            let (journal_copy, outbox_copy, states_copy) = (journal.clone(), outbox.clone(), states.clone());
+            let (supervisor, task) =
+                Supervisor::prepare(pace, context, journal_copy, outbox_copy, states_copy, hosting, past);
             tokio::spawn(task.run());
             Alone { folder, journal, outbox, states, supervisor }
         }
@@ -674,15 +677,15 @@ mod tests {
         }
 
         fn reports(&self) -> Vec<ProcReport> {
-            let (_, news) = self.states.all();
-            news.procs.iter().filter_map(|proc| proc.report().ok().flatten()).collect()
+            let (_, changed) = self.states.all();
+            changed.procs.iter().filter_map(|proc| proc.report().ok().flatten()).collect()
         }
 
-        /// Waits until the reports of all procs are so.
+        /// Waits until the reports of all procs satisfy the condition.
         async fn until(&self, wanted: impl Fn(&[ProcReport]) -> bool) {
             let so = async {
                 while !wanted(&self.reports()) {
-                    self.states.news().await;
+                    self.states.changed().await;
                 }
             };
             let so = tokio::time::timeout(Duration::from_secs(120), so).await;
@@ -704,21 +707,21 @@ mod tests {
                 let reports = self.outbox.next_batch(Instant::now());
                 match reports.into_iter().find_map(|report| report.done) {
                     Some(done) => return done.code,
-                    None => self.outbox.news().await,
+                    None => self.outbox.changed().await,
                 }
             }
         }
 
-        /// The pid of its one proc, when it runs and is another than this.
+        /// Waits until its proc runs under another pid than this, and returns the pid.
         async fn running(&self, other_than: Option<u32>) -> u32 {
             let running = async {
                 loop {
-                    let (_, news) = self.states.all();
-                    let report = news.procs.first().and_then(|proc| proc.report().ok().flatten());
+                    let (_, changed) = self.states.all();
+                    let report = changed.procs.first().and_then(|proc| proc.report().ok().flatten());
                     let report = report.filter(|report| report.state == ProcState::Running);
                     match report.and_then(|report| report.pid).filter(|pid| Some(*pid) != other_than) {
                         Some(pid) => return pid,
-                        None => self.states.news().await,
+                        None => self.states.changed().await,
                     }
                 }
             };
@@ -750,7 +753,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hosted_process_is_restarted_although_nothing_can_be_written_down() {
+    async fn a_hosted_process_is_restarted_although_the_journal_cannot_be_written() {
         let alone = Alone::new().await;
         let starting = OpOrder { spec: Some(spec(alone.folder.path())), ..order(0, OpKind::Start) };
         alone.supervisor.order(starting).await;
@@ -767,12 +770,14 @@ mod tests {
         assert_eq!(starts.lines().count(), 2, "{pid} and {next}, and no third one");
 
         alone.journal.accept_writes().await;
-        let told = async {
+        let reported = async {
             while kinds().await != ["started", "exited", "restart_succeeded"] {
-                alone.journal.event_news().await;
+                alone.journal.events_changed().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(120), told).await.expect("they are told when there is room");
+        tokio::time::timeout(Duration::from_secs(120), reported)
+            .await
+            .expect("they are reported when there is space");
         alone.outbox.confirmed(&[order(0, OpKind::Start).op]);
         alone.supervisor.order(order(1, OpKind::Kill)).await;
         assert_eq!(alone.answer().await, Code::Success.number(), "what must be durable came after it");
@@ -782,15 +787,15 @@ mod tests {
     #[tokio::test]
     async fn an_actor_that_panics_ends_the_supervisor_and_has_no_blank_successor() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let host =
-            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let context =
+            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a context"));
         let path = folder.path().join("agent.db");
-        let (journal, past) = Journal::open(&path, host.boot_id()).await.expect("a journal");
+        let (journal, past) = Journal::open(&path, context.boot_id()).await.expect("a journal");
         let (outbox, states) = (Outbox::new(Vec::new()), StateReports::default());
         let hosting = HostingFile::open(folder.path());
         let (supervisor, mut task) = Supervisor::prepare(
             ProbePace::default(),
-            host,
+            context,
             journal.clone(),
             outbox.clone(),
             states,
@@ -812,13 +817,13 @@ mod tests {
         supervisor.order(starting).await;
         let taken = async {
             while outbox.next_batch(Instant::now()).is_empty() {
-                outbox.news().await;
+                outbox.changed().await;
             }
         };
         tokio::time::timeout(Duration::from_secs(120), taken).await.expect("the order is taken");
         unwound.send(()).expect("the actor waits");
         assert!(running.await.is_err_and(|error| error.is_panic()), "the panic is passed on");
-        assert!(matches!(journal.standing(op).await, Ok(Standing::Open(_))), "the next life has the op");
+        assert!(matches!(journal.op_state(op).await, Ok(JournalledOp::Open(_))), "the next life has the op");
         assert!(!folder.path().join("starts").exists(), "nothing was started");
     }
 
@@ -850,10 +855,10 @@ mod tests {
         }
         journal.close().await;
         let alone = Alone::in_folder(folder).await;
-        let told = |report: &ProcReport| {
+        let is_shown = |report: &ProcReport| {
             report.note.starts_with("starts in 1 s: the host has just booted") && report.pid.is_none()
         };
-        alone.until(|reports| reports.iter().any(told)).await;
+        alone.until(|reports| reports.iter().any(is_shown)).await;
         alone
             .until(|reports| {
                 let running =
@@ -892,11 +897,12 @@ mod tests {
     async fn an_op_that_had_not_begun_begins_when_the_server_sends_it_again() {
         let folder = tempfile::tempdir().expect("a temp dir");
         let boot = ExecContext::open(folder.path().join("output"), Containment::Auto)
-            .expect("a host")
+            .expect("a context")
             .boot_id()
             .clone();
         let (journal, _) = Journal::open(&folder.path().join("agent.db"), &boot).await.expect("a journal");
-        let now = ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host").now();
+        let now =
+            ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a context").now();
         let [wanted, cancelled, overdue] = [(0, 60), (1, 60), (2, 1)].map(|(number, secs)| {
             let order = order(number, OpKind::Unhost);
             let start_by = now + Duration::from_secs(secs);
@@ -919,7 +925,7 @@ mod tests {
                     alone.outbox.confirmed(&[op]);
                     return (op, code);
                 }
-                None => alone.outbox.news().await,
+                None => alone.outbox.changed().await,
             }
         };
         assert_eq!(answer().await, (third, Code::Timeout.number()), "nobody asked for it in time");
@@ -931,7 +937,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_op_that_cannot_be_written_down_is_answered_and_never_carried_out() {
+    async fn an_op_that_cannot_be_journalled_is_answered_and_never_carried_out() {
         let alone = Alone::new().await;
         let Alone { journal, supervisor, outbox, .. } = &alone;
         let answer = async || alone.answer().await;
@@ -946,7 +952,7 @@ mod tests {
         let another = OpOrder { op: "20190813145456-9-0".parse().expect("an op id"), ..order };
         outbox.confirmed(&["20190813145456-8-0".parse().expect("an op id")]);
         supervisor.order(another).await;
-        assert_eq!(answer().await, Code::Success.number(), "it goes on when there is room again");
+        assert_eq!(answer().await, Code::Success.number(), "it continues when there is space again");
         supervisor.stop().await;
     }
 }

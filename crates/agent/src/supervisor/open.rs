@@ -1,7 +1,7 @@
 //! The ops that are in the journal without an outcome, as the server knows them.
 //!
-//! An op that concerns several instances is carried out in parts, each by an actor of its own. It is open
-//! until all of them have ended, and then it has one outcome.
+//! An op that concerns several instances is carried out in parts, each by the actor of its instance. It is
+//! open until all of them have ended, and then it has one outcome.
 
 use crate::journal::OpParts;
 use procfleet_core::id::OpId;
@@ -30,7 +30,7 @@ impl OpenOps {
         self.lock().keys().copied().collect()
     }
 
-    /// Returns when there is none.
+    /// Returns when no op is open.
     pub(super) async fn none(&self) {
         loop {
             let ended = self.ended.notified();
@@ -41,7 +41,7 @@ impl OpenOps {
         }
     }
 
-    /// Returns when one has ended, and a while later none is open.
+    /// Returns when an op has ended and no op was open for the quiet time after it.
     pub(super) async fn burst(&self, quiet: Duration) {
         self.ended.notified().await;
         loop {
@@ -52,7 +52,7 @@ impl OpenOps {
         }
     }
 
-    /// Something that an actor will be given: an op, or a part of one.
+    /// Registers an op, or a part of one, before its actor gets it.
     pub(super) fn begin(&self, op: OpId) {
         let (whole, instance) = op.whole();
         let mut inner = self.lock();

@@ -5,12 +5,12 @@ use super::sampler::{Round, Sampled};
 use procfleet_core::groups::{self, Member, has_limit};
 use procfleet_core::id::ProcKey;
 use procfleet_core::spec::ProcessGroup;
-use procfleet_core::supervise::{Input, ProcNews};
+use procfleet_core::supervise::{Input, ProcNotice};
 use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(super) struct LimitedPools {
-    /// Of the namespaces in which anything is limited.
+    /// The groups of each namespace that has a limit.
     groups: BTreeMap<String, Vec<ProcessGroup>>,
     course: groups::Pools,
 }
@@ -36,15 +36,15 @@ impl LimitedPools {
 
     /// Evaluates a round, and returns inputs for the procs concerned.
     pub(super) fn sampled(&mut self, round: &Round) -> Vec<(ProcKey, Input)> {
-        let mut told = Vec::new();
+        let mut victims = Vec::new();
         for (namespace, groups) in &self.groups {
             let counts =
                 |sampled: &&Sampled| sampled.key.namespace == *namespace && sampled.pooled == Pooled::Yes;
             let members: Vec<Member> = round.iter().filter(counts).map(member).collect();
-            for ruling in self.course.sampled(namespace, groups, &members) {
-                told.extend(ruling.victims.into_iter().map(|victim| {
-                    let overuse = Box::new(ruling.overuse.clone());
-                    let input = Input::News(ProcNews::Overused {
+            for verdict in self.course.sampled(namespace, groups, &members) {
+                victims.extend(verdict.victims.into_iter().map(|victim| {
+                    let overuse = Box::new(verdict.overuse.clone());
+                    let input = Input::Notice(ProcNotice::Overused {
                         process: victim.process,
                         overuse,
                         past: victim.past,
@@ -53,7 +53,7 @@ impl LimitedPools {
                 }));
             }
         }
-        told
+        victims
     }
 }
 
@@ -87,7 +87,7 @@ mod tests {
             usage: Usage { mem, ..Usage::default() },
             limits: Resource::default(),
             pooled: Pooled::Yes,
-            told: false,
+            is_forwarded: false,
         }
     }
 

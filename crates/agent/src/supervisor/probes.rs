@@ -47,7 +47,7 @@ pub(super) struct LastAnswer {
     /// The verdict of all results. `None`: not known yet.
     pub(super) verdict: Option<Health>,
     /// The process that the verdict is about.
-    pub(super) patient: Option<Process>,
+    pub(super) process: Option<Process>,
     /// Problems of its files; else empty.
     pub(super) note: String,
 }
@@ -55,11 +55,12 @@ pub(super) struct LastAnswer {
 impl LastAnswer {
     /// A change of a process's health: healthy, or unhealthy. Another reason for the same state is not a
     /// change.
-    pub(super) fn news_since(&self, before: &LastAnswer) -> Option<(Process, Health)> {
-        let process = self.patient?;
-        let known = before.patient.filter(|patient| patient.is(&process)).and(before.verdict.as_ref());
+    pub(super) fn health_change_since(&self, before: &LastAnswer) -> Option<(Process, Health)> {
+        let process = self.process?;
+        let known = before.process.filter(|known| known.is(&process)).and(before.verdict.as_ref());
         match (known, self.verdict.as_ref()?) {
-            (Some(Health::Well), Health::Well) | (Some(Health::Ill { .. }), Health::Ill { .. }) => None,
+            (Some(Health::Healthy), Health::Healthy)
+            | (Some(Health::Unhealthy { .. }), Health::Unhealthy { .. }) => None,
             (_, health) => Some((process, health.clone())),
         }
     }
@@ -79,12 +80,12 @@ pub(super) enum ProbeReadiness {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Subject {
     spec: Arc<Spec>,
-    standing: ProbeReadiness,
-    /// It grows whenever the version may have become another.
+    readiness: ProbeReadiness,
+    /// Incremented whenever the version may have changed.
     round: u64,
 }
 
-/// The actor's end.
+/// The actor's end of the probes.
 pub(super) struct Probes {
     context: Arc<ExecContext>,
     key: Arc<ProcKey>,
@@ -92,40 +93,40 @@ pub(super) struct Probes {
     /// The version of a proc that was resumed from the journal is unknown, even if it does not run.
     taken_up: bool,
     /// `None`: there are no probes, as with most procs.
-    asking: Option<Box<Asking>>,
+    active: Option<Box<ActiveProbes>>,
 }
 
 /// State of a proc with probes.
-struct Asking {
+struct ActiveProbes {
     subject: watch::Sender<Subject>,
     seen: watch::Receiver<LastAnswer>,
-    tell: watch::Sender<LastAnswer>,
+    results: watch::Sender<LastAnswer>,
     files: Arc<Mutex<Files>>,
     /// Dropping it ends the task, and the probe that is running.
     _task: JoinSet<()>,
 }
 
-impl Asking {
-    fn begin(context: &Arc<ExecContext>, key: &ProcKey, pace: ProbePace) -> Asking {
-        let (subject, heeded) = watch::channel(Subject::default());
-        let (tell, seen) = watch::channel(LastAnswer::default());
+impl ActiveProbes {
+    fn begin(context: &Arc<ExecContext>, key: &ProcKey, pace: ProbePace) -> ActiveProbes {
+        let (subject, subject_changes) = watch::channel(Subject::default());
+        let (results, seen) = watch::channel(LastAnswer::default());
         let files = Arc::<Mutex<Files>>::default();
-        let asker = Asker {
+        let probe_task = ProbeTask {
             prober: Prober::new(context.clone(), key.clone()),
             key: key.clone(),
             pace,
-            subject: heeded,
-            tell: tell.clone(),
+            subject: subject_changes,
+            results: results.clone(),
             asked_round: 0,
-            patient: None,
+            probed: None,
             next_check: Instant::now(),
             files: files.clone(),
             expected: Vec::new(),
             next_look: Instant::now(),
         };
         let mut task = JoinSet::new();
-        task.spawn(asker.run());
-        Asking { subject, seen, tell, files, _task: task }
+        task.spawn(probe_task.run());
+        ActiveProbes { subject, seen, results, files, _task: task }
     }
 }
 
@@ -138,46 +139,46 @@ impl Probes {
         taken_up: bool,
     ) -> Probes {
         let key = key.into();
-        Probes { context, key, pace, taken_up, asking: None }
+        Probes { context, key, pace, taken_up, active: None }
     }
 
     /// Updates the readiness. Cheap if it has not changed.
-    pub(super) fn tend(&mut self, spec: &Arc<Spec>, standing: ProbeReadiness) {
+    pub(super) fn update(&mut self, spec: &Arc<Spec>, readiness: ProbeReadiness) {
         let control = &spec.control;
         let asks =
             !(control.version_cmd.is_empty() && control.health_cmd.is_empty() && spec.configmap.is_empty());
-        if asks && self.asking.is_none() {
-            self.asking = Some(Box::new(Asking::begin(&self.context, &self.key, self.pace)));
+        if asks && self.active.is_none() {
+            self.active = Some(Box::new(ActiveProbes::begin(&self.context, &self.key, self.pace)));
         }
-        let Some(asking) = &self.asking else { return };
+        let Some(active) = &self.active else { return };
         if self.context.allow().spec_refusal(spec).is_some() {
-            // The host's owner does not want anything of it run or read.
+            // The host's policy forbids the spec: none of its commands is run, and none of its files is read.
             return self.forget();
         }
         let taken_up = &mut self.taken_up;
-        asking.subject.send_if_modified(|subject| {
+        active.subject.send_if_modified(|subject| {
             let settled =
-                subject.standing == ProbeReadiness::Changing && standing != ProbeReadiness::Changing;
+                subject.readiness == ProbeReadiness::Changing && readiness != ProbeReadiness::Changing;
             let others = subject.spec != *spec;
-            if settled && (matches!(standing, ProbeReadiness::Running(_)) || *taken_up) {
+            if settled && (matches!(readiness, ProbeReadiness::Running(_)) || *taken_up) {
                 *taken_up = false;
                 // A periodic process would be asked for its version with every run.
                 let known = subject.round > 0 && matches!(spec.policy.kind, Kind::Periodic(_)) && !others;
                 subject.round += u64::from(!known);
             }
-            let changed = others || subject.standing != standing;
+            let changed = others || subject.readiness != readiness;
             if others {
                 subject.spec = spec.clone();
             }
-            subject.standing = standing;
+            subject.readiness = readiness;
             changed
         });
     }
 
     /// The proc was unregistered: stops probes and drops results.
     pub(super) fn forget(&mut self) {
-        let Some(asking) = &self.asking else { return };
-        asking.subject.send_if_modified(|subject| {
+        let Some(active) = &self.active else { return };
+        active.subject.send_if_modified(|subject| {
             let before = std::mem::take(subject);
             subject.round = before.round;
             *subject != before
@@ -185,43 +186,43 @@ impl Probes {
     }
 
     pub(super) fn seen(&self) -> LastAnswer {
-        self.asking.as_ref().map(|asking| asking.seen.borrow().clone()).unwrap_or_default()
+        self.active.as_ref().map(|active| active.seen.borrow().clone()).unwrap_or_default()
     }
 
     /// Checks the files now for a status query. If a check is running, or the files are large, the last
     /// result is used.
     pub(super) fn look_at_files(&self) {
-        let Some(asking) = &self.asking else { return };
-        let subject = asking.subject.borrow();
-        if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), asking.files.try_lock())
+        let Some(active) = &self.active else { return };
+        let subject = active.subject.borrow();
+        if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), active.files.try_lock())
             && let Ok(note) = files.check(&self.key, &subject.spec, subject.round, Effort::Small)
         {
-            see(&asking.tell, |seen| seen.note = note);
+            update_results(&active.results, |seen| seen.note = note);
         }
     }
 
     /// Returns when a result has changed. Cancel safe. `None`: there are no probes.
     pub(super) fn changed(&mut self) -> Option<Pin<Box<impl Future<Output = ()>>>> {
-        let asking = self.asking.as_mut()?;
+        let active = self.active.as_mut()?;
         Some(Box::pin(async {
-            if asking.seen.changed().await.is_err() {
+            if active.seen.changed().await.is_err() {
                 std::future::pending().await
             }
         }))
     }
 }
 
-/// The task's end.
-struct Asker {
+/// The task that runs the probes of one proc.
+struct ProbeTask {
     key: ProcKey,
     prober: Prober,
     pace: ProbePace,
     subject: watch::Receiver<Subject>,
-    tell: watch::Sender<LastAnswer>,
+    results: watch::Sender<LastAnswer>,
     /// The last round whose version is known.
     asked_round: u64,
     /// The process whose health is checked.
-    patient: Option<ProbedProc>,
+    probed: Option<ProbedProc>,
     next_check: Instant,
     files: Arc<Mutex<Files>>,
     /// The expected files.
@@ -242,58 +243,58 @@ enum ProbeQuestion {
     Files,
 }
 
-impl Asker {
+impl ProbeTask {
     async fn run(mut self) {
         loop {
             let subject = self.subject.borrow_and_update().clone();
-            self.heed(&subject);
+            self.drop_outdated_results(&subject);
             let due = self.next(&subject);
             tokio::select! {
                 // The subject may have changed.
                 biased;
                 changed = self.subject.changed() => if changed.is_err() { return },
-                question = come(due) => self.ask(&subject, question).await,
+                question = wait_for(due) => self.ask(&subject, question).await,
             }
         }
     }
 
     /// Drops results about another process, or of probes that the spec no longer has.
-    fn heed(&mut self, subject: &Subject) {
+    fn drop_outdated_results(&mut self, subject: &Subject) {
         let control = &subject.spec.control;
-        let running = match subject.standing {
+        let running = match subject.readiness {
             ProbeReadiness::Running(process) => Some(process),
             ProbeReadiness::Down => None,
-            ProbeReadiness::Changing => self.patient.as_ref().map(|patient| patient.process),
+            ProbeReadiness::Changing => self.probed.as_ref().map(|probed| probed.process),
         };
         let running = running.filter(|_| !control.health_cmd.is_empty());
-        if running != self.patient.as_ref().map(|patient| patient.process) {
-            self.patient = running.map(|process| ProbedProc { process, health: HealthTally::default() });
+        if running != self.probed.as_ref().map(|probed| probed.process) {
+            self.probed = running.map(|process| ProbedProc { process, health: HealthTally::default() });
             self.next_check = Instant::now();
-            see(&self.tell, |seen| {
-                (seen.health, seen.verdict, seen.patient) = (HealthReport::Unknown, None, None);
+            update_results(&self.results, |seen| {
+                (seen.health, seen.verdict, seen.process) = (HealthReport::Unknown, None, None);
             });
         }
         if control.version_cmd.is_empty() {
-            see(&self.tell, |seen| seen.version.clear());
+            update_results(&self.results, |seen| seen.version.clear());
         }
         if subject.spec.configmap != self.expected {
             self.expected.clone_from(&subject.spec.configmap);
             self.next_look = Instant::now();
         }
         if self.expected.is_empty() {
-            see(&self.tell, |seen| seen.note.clear());
+            update_results(&self.results, |seen| seen.note.clear());
         }
     }
 
     /// The next probe and its time. Health first: after the start check a caller waits for it. Files are
     /// checked in every state of the process.
     fn next(&self, subject: &Subject) -> Option<(Instant, ProbeQuestion)> {
-        let settled = subject.standing != ProbeReadiness::Changing;
+        let settled = subject.readiness != ProbeReadiness::Changing;
         let version =
             settled && self.asked_round != subject.round && !subject.spec.control.version_cmd.is_empty();
         let version = version.then(|| (Instant::now(), ProbeQuestion::Version));
         let health =
-            self.patient.as_ref().filter(|_| settled).map(|_| (self.next_check, ProbeQuestion::Health));
+            self.probed.as_ref().filter(|_| settled).map(|_| (self.next_check, ProbeQuestion::Health));
         let files = (!self.expected.is_empty()).then_some((self.next_look, ProbeQuestion::Files));
         health.into_iter().chain(version).chain(files).min_by_key(|(at, _)| *at)
     }
@@ -306,7 +307,7 @@ impl Asker {
             ProbeQuestion::Files => return self.look_at_files(subject).await,
         };
         let began = Instant::now();
-        let said = tokio::select! {
+        let probed_result = tokio::select! {
             // A result about an earlier subject would be wrong.
             biased;
             _ = self.subject.changed() => {
@@ -314,30 +315,30 @@ impl Asker {
                 self.subject.mark_changed();
                 return;
             }
-            said = self.prober.run(what, command, &subject.spec, self.pace.limit) => said,
+            probed_result = self.prober.run(what, command, &subject.spec, self.pace.limit) => probed_result,
         };
         match question {
             ProbeQuestion::Version => {
                 self.asked_round = subject.round;
-                let version = version(&said);
+                let version = version(&probed_result);
                 if version.is_empty() {
-                    info!(proc = %self.key, ?said, "version_cmd printed no version");
+                    info!(proc = %self.key, ?probed_result, "version_cmd printed no version");
                 }
-                see(&self.tell, |seen| seen.version = version);
+                update_results(&self.results, |seen| seen.version = version);
             }
             ProbeQuestion::Health => {
                 self.next_check = began + self.pace.every;
-                let Some(patient) = &mut self.patient else { return };
-                match patient.health.heard(&said, self.pace.limit) {
+                let Some(probed) = &mut self.probed else { return };
+                match probed.health.add_result(&probed_result, self.pace.limit) {
                     HealthChange::None => {}
-                    HealthChange::Well => info!(proc = %self.key, "process is healthy"),
-                    // The actor's machine makes an event of it.
-                    HealthChange::Ill => {}
+                    HealthChange::Healthy => info!(proc = %self.key, "process is healthy"),
+                    // The state machine reports it as an event.
+                    HealthChange::Unhealthy => {}
                 }
-                let HealthTally { last, verdict, .. } = patient.health.clone();
-                let process = patient.process;
-                see(&self.tell, |seen| {
-                    (seen.health, seen.verdict, seen.patient) = (last, verdict, Some(process));
+                let HealthTally { last, verdict, .. } = probed.health.clone();
+                let process = probed.process;
+                update_results(&self.results, |seen| {
+                    (seen.health, seen.verdict, seen.process) = (last, verdict, Some(process));
                 });
             }
             ProbeQuestion::Files => {}
@@ -347,7 +348,7 @@ impl Asker {
     /// Runs concurrently, and is cancelled when the subject changes.
     async fn look_at_files(&mut self, subject: &Subject) {
         self.next_look = Instant::now() + self.pace.every;
-        let extent = if subject.standing == ProbeReadiness::Down { Extent::Small } else { Extent::Any };
+        let extent = if subject.readiness == ProbeReadiness::Down { Extent::Small } else { Extent::Any };
         let (files, key, spec) = (self.files.clone(), self.key.clone(), subject.spec.clone());
         let look = drift::look_at(files, key, spec, subject.round, extent);
         tokio::select! {
@@ -356,20 +357,20 @@ impl Asker {
                 self.subject.mark_changed();
                 self.next_look = Instant::now();
             }
-            note = look => if let Ok(note) = note { see(&self.tell, |seen| seen.note = note) },
+            note = look => if let Ok(note) = note { update_results(&self.results, |seen| seen.note = note) },
         }
     }
 }
 
-fn see(tell: &watch::Sender<LastAnswer>, change: impl FnOnce(&mut LastAnswer)) {
-    tell.send_if_modified(|seen| {
+fn update_results(results: &watch::Sender<LastAnswer>, change: impl FnOnce(&mut LastAnswer)) {
+    results.send_if_modified(|seen| {
         let before = seen.clone();
         change(seen);
         *seen != before
     });
 }
 
-async fn come(due: Option<(Instant, ProbeQuestion)>) -> ProbeQuestion {
+async fn wait_for(due: Option<(Instant, ProbeQuestion)>) -> ProbeQuestion {
     match due {
         Some((at, question)) => {
             tokio::time::sleep_until(at).await;
@@ -393,19 +394,19 @@ struct HealthTally {
 #[derive(Debug, PartialEq, Eq)]
 enum HealthChange {
     None,
-    Well,
-    Ill,
+    Healthy,
+    Unhealthy,
 }
 
 impl HealthTally {
-    fn heard(&mut self, said: &Probed, limit: Duration) -> HealthChange {
-        let was_ill = matches!(self.verdict, Some(Health::Ill { .. }));
-        let reason = match said {
+    fn add_result(&mut self, probed_result: &Probed, limit: Duration) -> HealthChange {
+        let was_unhealthy = matches!(self.verdict, Some(Health::Unhealthy { .. }));
+        let reason = match probed_result {
             Probed::Exited { exit: Exit::Code(0), last, .. } => {
                 self.failures = 0;
                 self.last = HealthReport::Healthy { output: shortened(last) };
-                self.verdict = Some(Health::Well);
-                return if was_ill { HealthChange::Well } else { HealthChange::None };
+                self.verdict = Some(Health::Healthy);
+                return if was_unhealthy { HealthChange::Healthy } else { HealthChange::None };
             }
             Probed::Exited { exit, last, .. } if last.is_empty() => format!("health_cmd {exit}"),
             Probed::Exited { last, .. } => shortened(last),
@@ -417,8 +418,8 @@ impl HealthTally {
         if self.failures < FAILURES {
             return HealthChange::None;
         }
-        self.verdict = Some(Health::Ill { reason });
-        if was_ill { HealthChange::None } else { HealthChange::Ill }
+        self.verdict = Some(Health::Unhealthy { reason });
+        if was_unhealthy { HealthChange::None } else { HealthChange::Unhealthy }
     }
 }
 
@@ -427,8 +428,8 @@ fn shortened(answer: &str) -> String {
 }
 
 /// The whole first line of output.
-fn version(said: &Probed) -> String {
-    match said {
+fn version(probed_result: &Probed) -> String {
+    match probed_result {
         Probed::Exited { exit: Exit::Code(0), first, .. } => {
             first.trim().chars().filter(|c| !c.is_control()).take(LONGEST_VERSION).collect()
         }
@@ -466,63 +467,68 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_shows_and_three_failures_in_a_row_are_an_illness() {
+    fn every_result_is_shown_and_three_failures_in_a_row_make_it_unhealthy() {
         let mut health = HealthTally::default();
         let limit = Duration::from_secs(10);
         let no = || exited(1, "", "no answer");
         let unstarted = Probed::NotStarted { reason: "no folder".to_owned() };
-        let (well, ill) = (Some(true), Some(false));
+        let (healthy, unhealthy) = (Some(true), Some(false));
         let rows: Vec<(Probed, HealthChange, Option<bool>, &str)> = vec![
             (no(), HealthChange::None, None, "unhealthy: no answer"),
             (no(), HealthChange::None, None, "unhealthy: no answer"),
-            (exited(0, "", ""), HealthChange::None, well, "healthy"),
-            (no(), HealthChange::None, well, "unhealthy: no answer"),
-            (no(), HealthChange::None, well, "unhealthy: no answer"),
-            (no(), HealthChange::Ill, ill, "unhealthy: no answer"),
-            (exited(7, "", ""), HealthChange::None, ill, "unhealthy: health_cmd exited with status 7"),
-            (Probed::TimedOut, HealthChange::None, ill, "unhealthy: health_cmd did not end within 10 s"),
-            (unstarted, HealthChange::None, ill, "unhealthy: health_cmd could not be run: no folder"),
-            (exited(0, "x", "7 clients"), HealthChange::Well, well, "healthy: 7 clients"),
-            (no(), HealthChange::None, well, "unhealthy: no answer"),
+            (exited(0, "", ""), HealthChange::None, healthy, "healthy"),
+            (no(), HealthChange::None, healthy, "unhealthy: no answer"),
+            (no(), HealthChange::None, healthy, "unhealthy: no answer"),
+            (no(), HealthChange::Unhealthy, unhealthy, "unhealthy: no answer"),
+            (exited(7, "", ""), HealthChange::None, unhealthy, "unhealthy: health_cmd exited with status 7"),
+            (
+                Probed::TimedOut,
+                HealthChange::None,
+                unhealthy,
+                "unhealthy: health_cmd did not end within 10 s",
+            ),
+            (unstarted, HealthChange::None, unhealthy, "unhealthy: health_cmd could not be run: no folder"),
+            (exited(0, "x", "7 clients"), HealthChange::Healthy, healthy, "healthy: 7 clients"),
+            (no(), HealthChange::None, healthy, "unhealthy: no answer"),
         ];
-        for (said, turn, verdict, text) in rows {
+        for (probed_result, turn, verdict, text) in rows {
             assert_eq!(
-                (health.heard(&said, limit), health.last.to_string().as_str()),
+                (health.add_result(&probed_result, limit), health.last.to_string().as_str()),
                 (turn, text),
-                "{said:?}"
+                "{probed_result:?}"
             );
-            let is_well = health.verdict.as_ref().map(|verdict| *verdict == Health::Well);
-            assert_eq!(is_well, verdict, "{said:?}");
+            let is_well = health.verdict.as_ref().map(|verdict| *verdict == Health::Healthy);
+            assert_eq!(is_well, verdict, "{probed_result:?}");
         }
     }
 
     #[test]
-    fn an_illness_is_news_once_for_each_process() {
+    fn a_health_change_is_reported_once_for_each_process() {
         let process =
             |pid| Process { pid, start_ticks: 1, found: Found::PidFile, evidence: Evidence::default() };
-        let ill = |reason: &str| Some(Health::Ill { reason: reason.to_owned() });
+        let unhealthy = |reason: &str| Some(Health::Unhealthy { reason: reason.to_owned() });
         let seen = |pid: u32, health: &str| LastAnswer {
             verdict: match health.strip_prefix("unhealthy: ") {
-                Some(reason) => ill(reason),
-                None => (!health.is_empty()).then_some(Health::Well),
+                Some(reason) => unhealthy(reason),
+                None => (!health.is_empty()).then_some(Health::Healthy),
             },
             health: health.to_owned().into(),
-            patient: Some(process(pid)),
+            process: Some(process(pid)),
             ..LastAnswer::default()
         };
         for (before, now, expected) in [
             (LastAnswer::default(), LastAnswer::default(), None),
             (LastAnswer::default(), seen(1, ""), None),
-            (LastAnswer::default(), seen(1, "healthy"), Some(Health::Well)),
+            (LastAnswer::default(), seen(1, "healthy"), Some(Health::Healthy)),
             (seen(1, "healthy"), seen(1, "healthy"), None),
-            (seen(1, "healthy"), seen(1, "unhealthy: no answer"), ill("no answer")),
+            (seen(1, "healthy"), seen(1, "unhealthy: no answer"), unhealthy("no answer")),
             (seen(1, "unhealthy: no answer"), seen(1, "unhealthy: too slow"), None),
-            (seen(1, "unhealthy: no answer"), seen(1, "healthy"), Some(Health::Well)),
-            (seen(1, "unhealthy: no answer"), seen(2, "unhealthy: no answer"), ill("no answer")),
+            (seen(1, "unhealthy: no answer"), seen(1, "healthy"), Some(Health::Healthy)),
+            (seen(1, "unhealthy: no answer"), seen(2, "unhealthy: no answer"), unhealthy("no answer")),
             (seen(1, "unhealthy: no answer"), LastAnswer::default(), None),
         ] {
-            let news = now.news_since(&before).map(|(_, health)| health);
-            assert_eq!(news, expected, "{before:?} then {now:?}");
+            let change = now.health_change_since(&before).map(|(_, health)| health);
+            assert_eq!(change, expected, "{before:?} then {now:?}");
         }
     }
 
@@ -536,14 +542,14 @@ mod tests {
 
     fn fixture(pace: ProbePace, taken_up: bool) -> Fixture {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let host =
-            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host"));
+        let context =
+            Arc::new(ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a context"));
         let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("passwd").expect("an account");
         let mut spec = Spec::default();
         spec.identity.setup_path = folder.path().to_str().expect("a plain path").to_owned();
         spec.identity.user = me.name;
         let key = ProcKey { namespace: "probes-test".to_owned(), name: "web".to_owned() };
-        let probes = Probes::new(host, key, pace, taken_up);
+        let probes = Probes::new(context, key, pace, taken_up);
         Fixture { folder, spec, probes }
     }
 
@@ -556,8 +562,8 @@ mod tests {
             fs::read_to_string(self.path(file)).unwrap_or_default().lines().count()
         }
 
-        fn tend(&mut self, standing: ProbeReadiness) {
-            self.probes.tend(&Arc::new(self.spec.clone()), standing);
+        fn update(&mut self, readiness: ProbeReadiness) {
+            self.probes.update(&Arc::new(self.spec.clone()), readiness);
         }
 
         async fn until(&mut self, wanted: impl Fn(&LastAnswer) -> bool) {
@@ -593,21 +599,21 @@ mod tests {
         let mut f = fixture(ProbePace::default(), false);
         f.spec.control.version_cmd = "echo run >> asked; cat version".to_owned();
         fs::write(f.path("version"), "1.0\n").expect("our folder");
-        f.tend(ProbeReadiness::Down);
-        f.tend(ProbeReadiness::Changing);
-        f.tend(process(7));
+        f.update(ProbeReadiness::Down);
+        f.update(ProbeReadiness::Changing);
+        f.update(process(7));
         f.until(|seen| seen.version == "1.0").await;
-        f.tend(process(7));
+        f.update(process(7));
         // A reload leaves the process as it is, and may have replaced its program.
         fs::write(f.path("version"), "2.0\n").expect("our folder");
-        f.tend(ProbeReadiness::Changing);
-        f.tend(process(7));
+        f.update(ProbeReadiness::Changing);
+        f.update(process(7));
         f.until(|seen| seen.version == "2.0").await;
         assert_eq!(f.lines("asked"), 2);
-        f.tend(ProbeReadiness::Changing);
-        f.tend(ProbeReadiness::Down);
+        f.update(ProbeReadiness::Changing);
+        f.update(ProbeReadiness::Down);
         f.spec.control.version_cmd.clear();
-        f.tend(ProbeReadiness::Down);
+        f.update(ProbeReadiness::Down);
         f.until(|seen| seen.version.is_empty()).await;
         assert_eq!(f.lines("asked"), 2, "a stopped process is not asked");
     }
@@ -616,22 +622,22 @@ mod tests {
     async fn a_proc_of_the_last_life_is_asked_for_its_version_running_or_not() {
         let mut f = fixture(ProbePace::default(), true);
         f.spec.control.version_cmd = "echo 3.1".to_owned();
-        f.tend(ProbeReadiness::Changing);
-        f.tend(ProbeReadiness::Down);
+        f.update(ProbeReadiness::Changing);
+        f.update(ProbeReadiness::Down);
         f.until(|seen| seen.version == "3.1").await;
     }
 
     #[tokio::test]
-    async fn files_are_looked_at_while_the_proc_is_known_and_when_somebody_asks() {
+    async fn files_are_checked_regularly_and_for_a_status_query() {
         let mut f = fixture(QUICK, false);
         let path = f.path("web.conf").to_str().expect("a plain path").to_owned();
         let md5 = "b1946ac92492d2347c6235b4d2611184".to_owned();
         f.spec.configmap = vec![ConfigFile { path: path.clone(), md5 }];
-        f.tend(ProbeReadiness::Down);
+        f.update(ProbeReadiness::Down);
         f.until(|seen| seen.note.contains("web.conf does not exist")).await;
         fs::write(&path, "hello\n").expect("our folder");
         f.until(|seen| seen.note.is_empty()).await;
-        f.tend(ProbeReadiness::Changing);
+        f.update(ProbeReadiness::Changing);
         fs::write(&path, "other\n").expect("our folder");
         f.until(|seen| seen.note.contains("web.conf has md5 ")).await;
         f.probes.forget();
@@ -640,36 +646,36 @@ mod tests {
         let mut f = fixture(ProbePace::default(), false);
         let path = f.path("web.conf").to_str().expect("a plain path").to_owned();
         f.spec.configmap = vec![ConfigFile { path: path.clone(), md5: "0".repeat(32) }];
-        f.tend(ProbeReadiness::Down);
+        f.update(ProbeReadiness::Down);
         f.until(|seen| seen.note.contains("does not exist")).await;
-        let said = f.probes.seen().note;
+        let probed_result = f.probes.seen().note;
         fs::write(&path, "hello\n").expect("our folder");
         f.probes.look_at_files();
-        assert_ne!(f.probes.seen().note, said, "without waiting for the next time");
+        assert_ne!(f.probes.seen().note, probed_result, "without waiting for the next time");
     }
 
     #[tokio::test]
     async fn health_comes_and_goes_with_the_process() {
         let mut f = fixture(QUICK, false);
         f.spec.control.health_cmd = "test -e well || { echo run >> ill; echo not well; exit 1; }".to_owned();
-        f.tend(ProbeReadiness::Down);
+        f.update(ProbeReadiness::Down);
         fs::write(f.path("well"), "").expect("our folder");
-        f.tend(ProbeReadiness::Changing);
-        f.tend(process(7));
+        f.update(ProbeReadiness::Changing);
+        f.update(process(7));
         f.until(|seen| seen.health.to_string() == "healthy").await;
         fs::remove_file(f.path("well")).expect("it is there");
         f.until(|seen| seen.health.to_string() == "unhealthy: not well").await;
-        f.until(|seen| matches!(seen.verdict, Some(Health::Ill { .. }))).await;
-        assert!(f.lines("ill") >= 3, "no illness before the third time");
+        f.until(|seen| matches!(seen.verdict, Some(Health::Unhealthy { .. }))).await;
+        assert!(f.lines("ill") >= 3, "not unhealthy before the third failure");
         // While an op is under way the result stays, and no probe runs.
-        f.tend(ProbeReadiness::Changing);
+        f.update(ProbeReadiness::Changing);
         assert_eq!(f.probes.seen().health.to_string(), "unhealthy: not well");
-        f.tend(process(8));
+        f.update(process(8));
         f.until(|seen| seen.verdict.is_none()).await;
         fs::write(f.path("well"), "").expect("our folder");
         f.until(|seen| seen.health.to_string() == "healthy").await;
-        f.tend(ProbeReadiness::Changing);
-        f.tend(ProbeReadiness::Down);
+        f.update(ProbeReadiness::Changing);
+        f.update(ProbeReadiness::Down);
         f.until(|seen| seen.health.is_unknown()).await;
     }
 
@@ -682,18 +688,18 @@ mod tests {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
         };
-        let shell = |f: &Fixture, place: usize| {
+        let shell = |f: &Fixture, index: usize| {
             let text = fs::read_to_string(f.path("shells")).unwrap_or_default();
-            text.lines().nth(place).map(str::to_owned)
+            text.lines().nth(index).map(str::to_owned)
         };
-        f.tend(ProbeReadiness::Changing);
-        f.tend(process(7));
+        f.update(ProbeReadiness::Changing);
+        f.update(process(7));
         until(|| shell(&f, 0).is_some()).await;
         let first = shell(&f, 0).expect("it runs");
         assert!(is_running(&first));
-        f.tend(ProbeReadiness::Changing);
+        f.update(ProbeReadiness::Changing);
         until(|| !is_running(&first)).await;
-        f.tend(process(7));
+        f.update(process(7));
         until(|| shell(&f, 1).is_some()).await;
         let second = shell(&f, 1).expect("it runs");
         let Fixture { probes, folder, .. } = f;

@@ -5,7 +5,7 @@
 //! thousand idle procs cause no work beyond the scan.
 
 use super::pools::Pooled;
-use crate::exec::{self, ExecContext, Meter, Scene};
+use crate::exec::{self, ExecContext, Meter, UsageScan};
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::Process;
@@ -26,7 +26,7 @@ const AT_ONCE: usize = 64;
 
 /// Which samples an actor wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heed {
+pub(super) enum SampleInterest {
     /// Figures that people would notice.
     Changes,
     /// Every sample.
@@ -39,7 +39,7 @@ pub(super) enum Heed {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Follow {
     pub(super) process: Process,
-    pub(super) heed: Heed,
+    pub(super) interest: SampleInterest,
     /// The proc's own limits.
     pub(super) limits: Resource,
     /// Whether it counts in the pools of its namespace. An unhosted process is left alone, so it does not.
@@ -58,38 +58,49 @@ pub(super) struct Sampled {
     pub(super) limits: Resource,
     pub(super) pooled: Pooled,
     /// Whether its actor gets the sample.
-    pub(super) told: bool,
+    pub(super) is_forwarded: bool,
 }
 
-/// The actors' end.
+/// The handle of the actors.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sampler {
-    followed: Arc<Mutex<BTreeMap<Arc<ProcKey>, Followed>>>,
+    followed: Arc<Mutex<FollowedProcs>>,
     /// Namespaces with common limits: all of their procs are sampled as procs with limits.
     pooled: Arc<Mutex<BTreeSet<String>>>,
 }
 
+/// Boxed: the nodes of the tree are half empty.
+type FollowedProcs = BTreeMap<Arc<ProcKey>, Box<Followed>>;
+
 #[derive(Debug)]
 struct Followed {
-    what: Follow,
+    follow: Follow,
     meter: Meter,
     /// The pid file and the account that may read it: a program that replaces itself writes its new pid
     /// there.
     pid_file: Option<Box<(String, String)>>,
     /// The last sample that the actor got, and its time.
-    told: Option<(BootTime, Usage)>,
+    forwarded: Option<(BootTime, Usage)>,
 }
 
 impl Followed {
+    /// Whether this is its pid file, with this account.
+    fn reads(&self, pid_path: &str, user: &str) -> bool {
+        match self.pid_file.as_deref() {
+            Some((path, reader)) => path == pid_path && reader == user,
+            None => pid_path.is_empty(),
+        }
+    }
+
     fn is_replaced(&self) -> bool {
         self.pid_file
             .as_deref()
-            .is_some_and(|(path, user)| exec::pid_file_names_another(path, user, self.what.process.pid))
+            .is_some_and(|(path, user)| exec::pid_file_names_another(path, user, self.follow.process.pid))
     }
 }
 
 impl Sampler {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<ProcKey>, Followed>> {
+    fn lock(&self) -> MutexGuard<'_, FollowedProcs> {
         self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,22 +113,26 @@ impl Sampler {
         };
     }
 
-    /// Subscribes with the proc's process and limits. `None`: it has no process.
-    pub(super) fn follow(&self, key: &Arc<ProcKey>, what: Option<Follow>, identity: &Identity) {
+    /// Subscribes with the proc's process and limits. `None`: it has no process. Cheap if nothing has
+    /// changed.
+    pub(super) fn follow(&self, key: &Arc<ProcKey>, follow: Option<Follow>, identity: &Identity) {
         let Identity { pid_path, user, .. } = identity;
-        let pid_file = (!pid_path.is_empty()).then(|| Box::new((pid_path.clone(), user.clone())));
+        let pid_file = || (!pid_path.is_empty()).then(|| Box::new((pid_path.clone(), user.clone())));
         let mut followed = self.lock();
-        match (what, followed.get_mut(key)) {
+        match (follow, followed.get_mut(key)) {
             (None, None) => {}
             (None, Some(_)) => {
                 followed.remove(key);
             }
-            (Some(what), Some(known)) if known.what.process.is(&what.process) => {
-                (known.what, known.pid_file) = (what, pid_file);
+            (Some(follow), Some(known)) if known.follow.process.is(&follow.process) => {
+                known.follow = follow;
+                if !known.reads(pid_path, user) {
+                    known.pid_file = pid_file();
+                }
             }
-            (Some(what), _) => {
-                let new = Followed { what, meter: Meter::default(), pid_file, told: None };
-                followed.insert(key.clone(), new);
+            (Some(follow), _) => {
+                let new = Followed { follow, meter: Meter::default(), pid_file: pid_file(), forwarded: None };
+                followed.insert(key.clone(), Box::new(new));
             }
         }
     }
@@ -140,16 +155,16 @@ impl Sampler {
     async fn round(&self, context: &ExecContext, all: bool) -> Option<Round> {
         let pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_due = |key: &ProcKey, followed: &Followed| {
-            let counts = || followed.what.pooled == Pooled::Yes && pooled.contains(&key.namespace);
-            all || followed.what.heed == Heed::Limits || counts()
+            let counts = || followed.follow.pooled == Pooled::Yes && pooled.contains(&key.namespace);
+            all || followed.follow.interest == SampleInterest::Limits || counts()
         };
         let due: Vec<Arc<ProcKey>> =
             self.lock().iter().filter(|(key, proc)| is_due(key, proc)).map(|(key, _)| key.clone()).collect();
         if due.is_empty() {
-            // That a pool is empty is worth to be known.
+            // The supervisor must see that a pool is empty.
             return (!pooled.is_empty()).then(Round::new);
         }
-        let scene = Scene::look(context).await;
+        let scan = UsageScan::look(context).await;
         let mut round = Round::with_capacity(due.len());
         let mut due = due.into_iter().peekable();
         while due.peek().is_some() {
@@ -157,15 +172,15 @@ impl Sampler {
                 let mut followed = self.lock();
                 for key in due.by_ref().take(AT_ONCE) {
                     let Some(proc) = followed.get_mut(&key) else { continue };
-                    let Follow { process, heed, limits, pooled } = proc.what;
-                    let Some(usage) = scene.usage(context, &process, &mut proc.meter) else { continue };
-                    let told = heed != Heed::Changes
-                        || is_news(proc.told, scene.taken(), usage)
+                    let Follow { process, interest, limits, pooled } = proc.follow;
+                    let Some(usage) = scan.usage(context, &process, &mut proc.meter) else { continue };
+                    let is_forwarded = interest != SampleInterest::Changes
+                        || is_noticeable(proc.forwarded, scan.taken(), usage)
                         || proc.is_replaced();
-                    if told {
-                        proc.told = Some((scene.taken(), usage));
+                    if is_forwarded {
+                        proc.forwarded = Some((scan.taken(), usage));
                     }
-                    round.push(Sampled { key, process, usage, limits, pooled, told });
+                    round.push(Sampled { key, process, usage, limits, pooled, is_forwarded });
                 }
             }
             tokio::task::yield_now().await;
@@ -185,8 +200,8 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// Whether the change is noticeable, or a small change is old enough.
-fn is_news(told: Option<(BootTime, Usage)>, now: BootTime, usage: Usage) -> bool {
-    let Some((at, known)) = told else { return true };
+fn is_noticeable(forwarded: Option<(BootTime, Usage)>, now: BootTime, usage: Usage) -> bool {
+    let Some((at, known)) = forwarded else { return true };
     let differs = |one: f64, other: f64, least: f64| (one - other).abs() >= least.max(one.abs() / 10.0);
     differs(known.cpu, usage.cpu, 1.0)
         || differs(known.mem, usage.mem, 0.5)
@@ -216,17 +231,17 @@ mod tests {
             ("it opens files", usage(10.0, 5.0, 26), 15, true),
         ];
         let at = BootTime(1_000_000);
-        for (what, now, secs, news) in rows {
-            let told = Some((at, usage(10.0, 5.0, 20)));
-            assert_eq!(is_news(told, at + Duration::from_secs(secs), now), news, "{what}");
+        for (what, now, secs, expected) in rows {
+            let forwarded = Some((at, usage(10.0, 5.0, 20)));
+            assert_eq!(is_noticeable(forwarded, at + Duration::from_secs(secs), now), expected, "{what}");
         }
-        assert!(is_news(None, at, usage(0.0, 0.0, 0)), "the first is");
+        assert!(is_noticeable(None, at, usage(0.0, 0.0, 0)), "the first is");
     }
 
     #[tokio::test]
-    async fn one_look_serves_all_and_tells_those_whom_it_concerns() {
+    async fn one_scan_samples_all_procs_and_only_changes_are_forwarded() {
         let folder = tempfile::tempdir().expect("a temp dir");
-        let host = ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a host");
+        let context = ExecContext::open(folder.path().join("output"), Containment::Auto).expect("a context");
         let sampler = Sampler::default();
         let key = |name: &str| Arc::new(ProcKey { namespace: "web".to_owned(), name: name.to_owned() });
         // The test itself, by its own line in `/proc`.
@@ -240,39 +255,48 @@ mod tests {
             evidence: Evidence::default(),
         };
         let gone = Process { start_ticks: 1, ..us };
-        let follow = |name: &str, what: Option<(Process, Heed, Pooled)>| {
+        let follow = |name: &str, what: Option<(Process, SampleInterest, Pooled)>| {
             let limits = Resource::default();
-            let what = what.map(|(process, heed, pooled)| Follow { process, heed, limits, pooled });
+            let what = what.map(|(process, interest, pooled)| Follow { process, interest, limits, pooled });
             sampler.follow(&key(name), what, &Identity::default());
         };
-        for (name, process, heed) in
-            [("idle", us, Heed::Changes), ("limited", us, Heed::Limits), ("gone", gone, Heed::Limits)]
-        {
-            follow(name, Some((process, heed, Pooled::Yes)));
+        for (name, process, interest) in [
+            ("idle", us, SampleInterest::Changes),
+            ("limited", us, SampleInterest::Limits),
+            ("gone", gone, SampleInterest::Limits),
+        ] {
+            follow(name, Some((process, interest, Pooled::Yes)));
         }
-        let told = async |all| {
-            let round = sampler.round(&host, all).await.expect("somebody is there");
+        let sampled = async |all| {
+            let round = sampler.round(&context, all).await.expect("somebody is there");
             round
                 .into_iter()
-                .map(|sample| (sample.key.name.clone(), sample.told, sample.usage.fd > 0))
+                .map(|sample| (sample.key.name.clone(), sample.is_forwarded, sample.usage.fd > 0))
                 .collect::<Vec<_>>()
         };
         let (idle, limited) = ("idle".to_owned(), "limited".to_owned());
-        assert_eq!(told(true).await, [(idle.clone(), true, true), (limited.clone(), true, true)]);
-        assert_eq!(told(false).await, [(limited.clone(), true, true)], "in between only what has limits");
+        assert_eq!(sampled(true).await, [(idle.clone(), true, true), (limited.clone(), true, true)]);
+        assert_eq!(
+            sampled(false).await,
+            [(limited.clone(), true, true)],
+            "in between only procs with limits"
+        );
         follow("limited", None);
         follow("gone", None);
-        assert!(sampler.round(&host, false).await.is_none());
-        assert_eq!(told(true).await.len(), 1);
+        assert!(sampler.round(&context, false).await.is_none());
+        assert_eq!(sampled(true).await.len(), 1);
         sampler.pool("web", Pooled::Yes);
         // Whether its figures change depends on other tests in this process.
-        let names: Vec<String> = told(false).await.into_iter().map(|(name, _, _)| name).collect();
+        let names: Vec<String> = sampled(false).await.into_iter().map(|(name, _, _)| name).collect();
         assert_eq!(names, [idle], "its namespace has limits");
-        follow("idle", Some((us, Heed::Changes, Pooled::No)));
-        assert!(sampler.round(&host, false).await.is_some_and(|round| round.is_empty()), "it is left alone");
+        follow("idle", Some((us, SampleInterest::Changes, Pooled::No)));
+        assert!(
+            sampler.round(&context, false).await.is_some_and(|round| round.is_empty()),
+            "it is left alone"
+        );
         follow("idle", None);
-        assert!(sampler.round(&host, false).await.is_some_and(|round| round.is_empty()));
+        assert!(sampler.round(&context, false).await.is_some_and(|round| round.is_empty()));
         sampler.pool("web", Pooled::No);
-        assert!(sampler.round(&host, false).await.is_none());
+        assert!(sampler.round(&context, false).await.is_none());
     }
 }

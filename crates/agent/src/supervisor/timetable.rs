@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_never_too_early() {
+    fn a_run_is_never_planned_too_early() {
         // The wall clock shows 11:59:59.9995, and the boot time has lost almost a millisecond.
         let next = Timetable::default().next("* * * * *", None, &clocks("2027-01-10T11:59:59.9995Z", 7_000));
         assert_eq!(next, Next::At { at: BootTime(7_002), missed: 0 });

@@ -96,7 +96,7 @@ async fn leftovers_of_a_dead_process_are_swept() {
 }
 
 #[tokio::test]
-async fn a_kill_reaches_what_has_left_unless_it_is_to_be_kept() {
+async fn a_kill_reaches_detached_processes_unless_the_spec_keeps_them() {
     for (mode, name) in modes() {
         let mut proc = Proc::contained(&format!("killed-{name}"), mode);
         let (_, process, others) = scattered(&mut proc, mode).await;
@@ -118,7 +118,7 @@ async fn a_kill_reaches_what_has_left_unless_it_is_to_be_kept() {
 }
 
 #[tokio::test]
-async fn an_agent_that_comes_back_finds_what_was_left() {
+async fn an_agent_that_comes_back_finds_leftovers() {
     for (mode, name) in modes() {
         let mut proc = Proc::contained(&format!("left-before-{name}"), mode);
         let (_, process, others) = scattered(&mut proc, mode).await;
@@ -141,7 +141,7 @@ async fn an_agent_that_comes_back_finds_what_was_left() {
 
 /// What a dead process left is not the process, although it bears the mark and leads a session.
 #[tokio::test]
-async fn an_agent_that_comes_back_does_not_take_what_was_left_for_the_process() {
+async fn an_agent_that_comes_back_does_not_take_leftovers_for_the_process() {
     for (mode, name) in modes() {
         let mut proc = Proc::contained(&format!("not-it-{name}"), mode);
         let (_, process, others) = scattered(&mut proc, mode).await;
@@ -207,7 +207,7 @@ async fn a_process_that_keeps_forking_is_killed() {
 }
 
 #[tokio::test]
-async fn a_crowd_is_killed_at_once() {
+async fn many_processes_are_killed_at_once() {
     for (mode, name) in modes() {
         let mut proc = Proc::contained(&format!("crowd-{name}"), mode);
         // 127 shells, each but the last ones with two children in other sessions.

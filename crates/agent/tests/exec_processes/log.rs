@@ -86,7 +86,7 @@ async fn a_link_in_the_folder_leads_nowhere() {
 
 /// A third party that could lead the way to the folder elsewhere does not get root to write there.
 #[tokio::test]
-async fn a_way_that_others_could_have_laid_leads_to_no_log() {
+async fn a_log_path_that_other_accounts_control_is_not_used() {
     if !has(Need::Root, nix::unistd::geteuid().is_root()) {
         return;
     }

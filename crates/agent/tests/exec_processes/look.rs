@@ -12,9 +12,14 @@ const DAEMON: &str = "(setsid sh -c './web 1000 & echo $! > web.pid.new; mv web.
 
 #[tokio::test]
 async fn a_foreground_command_is_found_behind_its_shell() {
-    for command in
-        ["exec ./web 1000", "./web 1000", "./web 1000; true", "./start.sh", "true; ./start.sh; true"]
-    {
+    for (command, found) in [
+        ("exec ./web 1000", Found::Foreground),
+        ("./web 1000", Found::Foreground),
+        // a shell that may do more than wait
+        ("./web 1000; true", Found::CommandChild),
+        ("./start.sh", Found::CommandChild),
+        ("true; ./start.sh; true", Found::CommandChild),
+    ] {
         let mut proc = Proc::new(&format!("foreground-{command}"));
         proc.script("start.sh", "./web 1000\n");
         let run = proc.run(command);
@@ -24,7 +29,7 @@ async fn a_foreground_command_is_found_behind_its_shell() {
             Sighting::Absent(absence) => panic!("{command}: {}", absence.cause),
         })
         .await;
-        assert_eq!(process.found, Found::Foreground, "{command}");
+        assert_eq!(process.found, found, "{command}");
         assert_eq!(running(proc.settled()).pid, process.pid, "{command}: it is known by its name too");
     }
 }
@@ -252,7 +257,7 @@ async fn a_process_started_by_hand_is_ours_by_its_program() {
 
 /// The agent may signal everybody's processes; the account that a spec names may not.
 #[tokio::test]
-async fn a_process_of_another_account_is_nobody_elses() {
+async fn a_process_of_another_account_is_not_ours() {
     let mut proc = Proc::with_pid_file("another-account");
     let mut stranger = Stranger::start(proc.path("web"), proc.folder.path());
     proc.write("web.pid", stranger.pid().to_string());

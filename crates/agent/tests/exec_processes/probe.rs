@@ -21,7 +21,7 @@ fn said(exit: Exit, first: &str, last: &str) -> Probed {
 }
 
 #[tokio::test]
-async fn a_probe_tells_its_status_and_its_first_and_last_line() {
+async fn a_probe_reports_its_status_and_its_first_and_last_line() {
     let proc = Proc::new("probe-says");
     let prober = prober(&proc);
     let run = async |command: &str| prober.run("version", command, &proc.spec, LONG).await;
@@ -62,7 +62,7 @@ async fn a_probe_that_takes_too_long_is_ended_with_all_that_it_started() {
 }
 
 #[tokio::test]
-async fn a_probe_that_nobody_waits_for_is_ended() {
+async fn a_cancelled_probe_is_ended() {
     let mut proc = Proc::new("probe-dropped");
     let prober = prober(&proc);
     let spec = proc.spec.clone();
@@ -117,7 +117,7 @@ async fn a_probe_is_never_the_process_and_never_ended_with_it() {
 
 /// The note is what an agent that was cut off leaves.
 #[tokio::test]
-async fn a_probe_of_the_agents_last_life_is_ended_and_nobody_else() {
+async fn a_probe_of_the_previous_agent_is_ended_and_no_other_process() {
     let proc = Proc::new("probe-old");
     let (asker, spec) = (prober(&proc), proc.spec.clone());
     let command = "echo $$ > shell; sleep 1000 & (setsid sleep 1000 & echo $! > far); sleep 1000";

@@ -1,4 +1,4 @@
-//! Commands: where, as whom and with what they run, and what is said about their end.
+//! Commands: their folder, account and environment, and what is reported about their end.
 
 use crate::support::*;
 use procfleet_core::spec::{Detached, Shell};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 #[tokio::test]
-async fn the_end_of_a_command_tells_its_status_and_output() {
+async fn the_end_of_a_command_reports_its_status_and_output() {
     let mut proc = Proc::new("status");
     assert_eq!(
         proc.output_of("echo one; echo two >&2; exit 3").await,

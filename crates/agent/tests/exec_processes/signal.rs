@@ -29,8 +29,8 @@ async fn a_foreground_process_goes_with_its_shell() {
         (comm(process.pid) == "web").then_some(process)
     })
     .await;
-    assert_eq!(process.found, Found::Foreground);
-    proc.executor.signal(process, Signal::Term, Detached::End);
+    assert_eq!(process.found, Found::CommandChild);
+    proc.executor.signal(process.child_as_foreground(), Signal::Term, Detached::End);
     let CommandEnd::Exited { exit, .. } = proc.end_of(run).await else { panic!("it did start") };
     assert_eq!(exit, Exit::Signal(15));
     until_gone(process.pid).await;
@@ -40,7 +40,7 @@ async fn a_foreground_process_goes_with_its_shell() {
 const ESCAPE: &str = "(setsid sh -c 'sleep 1000 & echo $! > escaped' &); ";
 
 #[tokio::test]
-async fn a_kill_reaches_those_that_left_the_session() {
+async fn a_kill_reaches_processes_that_left_the_session() {
     let mut proc = Proc::new("kill");
     let run = proc.run(&format!("{ESCAPE}exec ./web 1000"));
     let escaped = proc.pid_in("escaped").await;
@@ -97,7 +97,7 @@ async fn ending_a_stop_command_spares_the_process_and_its_new_worker() {
 }
 
 #[tokio::test]
-async fn a_sweep_ends_what_is_left_behind_and_nothing_else() {
+async fn a_sweep_ends_leftovers_and_nothing_else() {
     let mut proc = Proc::new("sweep");
     let mut stranger = Stranger::start(proc.path("web"), proc.folder.path());
     let first = proc.run(&format!("{ESCAPE}true"));
@@ -115,7 +115,7 @@ async fn a_sweep_ends_what_is_left_behind_and_nothing_else() {
 
 /// An agent that has just started is not above what its last life left.
 #[tokio::test]
-async fn a_sweep_ends_what_an_earlier_life_left() {
+async fn a_sweep_ends_leftovers_of_the_previous_agent() {
     let mut proc = Proc::new("sweep-inherited");
     let run = proc.run(&format!("{ESCAPE}true"));
     proc.end_of(run).await;

@@ -5,7 +5,7 @@
 use procfleet_agent::exec::{Containment, ExecContext, ProcExecutor};
 use procfleet_agent::inbox::{Inbox, inbox};
 use procfleet_core::process::Cause;
-use procfleet_core::supervise::{CommandEnd, EffectAnswer, Input, Leader, LookScope, ProcNews, RunId};
+use procfleet_core::supervise::{CommandEnd, EffectAnswer, Input, Leader, LookScope, ProcNotice, RunId};
 use procfleet_core::{Exit, ProcKey, Process, Sighting, Spec};
 use procfleet_testkit::remember;
 use std::fs;
@@ -129,7 +129,7 @@ impl Proc {
 
     pub(crate) async fn exit_of(&mut self, process: Process) -> Exit {
         self.input(|input| match input {
-            Input::News(ProcNews::Exited { process: gone, exit }) if gone.is(&process) => Some(*exit),
+            Input::Notice(ProcNotice::Exited { process: gone, exit }) if gone.is(&process) => Some(*exit),
             _ => None,
         })
         .await

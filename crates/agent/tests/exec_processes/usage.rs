@@ -1,7 +1,7 @@
 //! What a process uses with all that belongs to it.
 
 use crate::support::*;
-use procfleet_agent::exec::{Meter, Scene};
+use procfleet_agent::exec::{Meter, UsageScan};
 use procfleet_core::Process;
 use procfleet_core::supervise::{LookScope, Usage};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ async fn sampled_until(
 ) -> Option<Usage> {
     let deadline = Instant::now() + Duration::from_secs(120);
     loop {
-        let usage = Scene::look(&proc.context).await.usage(&proc.context, process, meter);
+        let usage = UsageScan::look(&proc.context).await.usage(&proc.context, process, meter);
         if fits(usage) {
             return usage;
         }

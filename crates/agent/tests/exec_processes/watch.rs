@@ -48,7 +48,7 @@ async fn a_command_that_is_the_process_is_reported_as_both() {
 }
 
 #[tokio::test]
-async fn the_exit_of_another_ones_child_is_reported() {
+async fn the_exit_of_another_processs_child_is_reported() {
     for (ending, expected) in [("kill -9 $$", Exit::Signal(9)), ("exit 5", Exit::Code(5))] {
         let mut proc = Proc::with_pid_file(&format!("orphan-{expected:?}"));
         let fifo = proc.path("fifo");

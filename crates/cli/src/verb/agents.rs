@@ -1,11 +1,11 @@
-//! `procfleet agents`: who has joined, who is connected, and whose they are.
+//! `procfleet agents`: lists agents, and assigns, labels, revokes or deletes them.
 
 use super::list::{self, FLEET_PAGE, ListedRows, PageFlags, Watching, host_order};
 use super::operate::label;
 use super::token::Ttl;
 use crate::client::Client;
 use crate::output::{Format, OutputFlag, age};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::{ConnectionFlags, Console, Error, VerbExit};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{AgentRow, AssignAgents, LabelAgents, RevokeAgents};
 use serde_json::{Value, json};
@@ -15,30 +15,30 @@ use serde_json::{Value, json};
 pub struct Agents {
     #[command(subcommand)]
     pub change: Option<AgentChange>,
-    /// Only those of this cloud area
+    /// Only agents of this cloud area
     #[arg(long, value_name = "N")]
     pub cloud: Option<u32>,
-    /// Only those of this business
+    /// Only agents of this business
     #[arg(long, value_name = "N")]
     pub business: Option<BusinessId>,
-    /// Only those of this version; * and ? are allowed
+    /// Only agents of this version; * and ? are wildcards
     #[arg(long = "agent-version", value_name = "GLOB")]
     pub agent_version: Option<String>,
-    /// Only those that are so
+    /// Only agents in this state
     #[arg(long, value_name = "STATE", value_parser = ["connected", "away", "revoked"])]
     pub state: Option<String>,
-    /// Only those that have been away for so long, such as 10m or 2d
+    /// Only agents that have been away for at least this long, such as 10m or 2d
     #[arg(long, value_name = "TIME")]
     pub offline_for: Option<Ttl>,
-    /// Only those that bear this label; the value may be a glob; give it again for more
+    /// Only agents with this label; the value may be a glob; repeatable
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub labels: Vec<String>,
-    /// Only those that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
+    /// Only selected agents: addresses, ranges, blocks, globs, ids, labels; repeatable
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
     #[command(flatten)]
     pub page: PageFlags,
-    /// The column that the rows are ordered by [default: host; with --after or --limit: id]
+    /// Order of the rows [default: host; with --after or --limit: id]
     #[arg(long, value_name = "COLUMN", value_enum)]
     pub sort: Option<AgentSort>,
     #[command(flatten)]
@@ -53,9 +53,9 @@ pub struct Agents {
 pub enum AgentChange {
     /// Move agents to another business
     Assign(Box<Assign>),
-    /// Say something of the hosts of agents, to select them by
+    /// Set or remove labels of agents, by which they can be selected
     Label(Box<Label>),
-    /// Cut agents off, for good: only a new join token lets their hosts in again
+    /// Revoke agents permanently: their hosts need a new join token to join again
     Revoke(Box<AgentRevoke>),
     /// Remove agents that will not come back from all lists, with their processes
     Forget(Box<Forget>),
@@ -87,7 +87,7 @@ pub struct Assign {
     /// Agents by their ids, or hosts as CLOUD:IP
     #[arg(value_name = "AGENT_OR_HOST", required = true)]
     pub agents: Vec<String>,
-    /// The business that they belong to from now on
+    /// New business of the agents
     #[arg(long, value_name = "N")]
     pub business: BusinessId,
     #[command(flatten)]
@@ -101,10 +101,10 @@ pub struct Label {
     /// Agents by their ids, or hosts as CLOUD:IP
     #[arg(value_name = "AGENT_OR_HOST", required = true)]
     pub agents: Vec<String>,
-    /// A label that they bear from now on; give it again for more
+    /// Label to set; repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = label, required_unless_present = "remove")]
     pub set: Vec<(String, String)>,
-    /// Key of a label to remove; may be repeated
+    /// Key of a label to remove; repeatable
     #[arg(long, value_name = "KEY")]
     pub remove: Vec<String>,
     #[command(flatten)]
@@ -118,7 +118,7 @@ pub struct AgentRevoke {
     /// Agents by their ids, or hosts as CLOUD:IP
     #[arg(value_name = "AGENT_OR_HOST", required = true)]
     pub agents: Vec<String>,
-    /// Why, for the agent's log and for the audit
+    /// Reason, for the agent's log and the audit trail
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub reason: String,
     #[command(flatten)]
@@ -138,11 +138,11 @@ impl Agents {
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let answer = match &self.change {
             None => {
                 let client = self.connection.client()?;
-                return self.watching.repeat(around, |around| self.list(&client, around));
+                return self.watching.repeat(console, |console| self.list(&client, console));
             }
             Some(AgentChange::Assign(assign)) => {
                 let wanted = AssignAgents { agents: assign.agents.clone(), bk_biz_id: assign.business.0 };
@@ -168,27 +168,27 @@ impl Agents {
         let mut rows: Vec<(Value, AgentRow)> = list::rows(&answer)?;
         rows.sort_by_cached_key(|(_, row)| host_order(row.bk_cloud_id, &row.ip));
         let (values, rows): (Vec<Value>, Vec<AgentRow>) = rows.into_iter().unzip();
-        self.show(Value::Array(values), &rows, around)?;
+        self.show(Value::Array(values), &rows, console)?;
         Ok(VerbExit::Done)
     }
 
-    fn list(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn list(&self, client: &Client, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let mut query = self.filters();
-        // A page without an order goes on after the id of its last row, as it did before there were orders.
+        // A page without an order continues after the id of its last row, as in earlier versions.
         let paged = self.page.after.is_some() || self.page.limit.is_some();
         let sort = self.sort.unwrap_or(if paged { AgentSort::Id } else { AgentSort::Host });
         query.extend(sort.word().map(|word| ("sort", word.to_owned())));
         let listed = ListedRows::read(client, "/api/v1/agents", &query, &self.page, FLEET_PAGE)?;
-        self.show(listed.json(), &listed.rows, around)?;
-        listed.note_more(around);
+        self.show(listed.json(), &listed.rows, console)?;
+        listed.note_more(console);
         Ok(VerbExit::Done)
     }
 
-    fn show(&self, json: Value, rows: &[AgentRow], around: &mut Surroundings<'_>) -> Result<(), Error> {
-        let now = around.now;
+    fn show(&self, json: Value, rows: &[AgentRow], console: &mut Console<'_>) -> Result<(), Error> {
+        let now = console.now;
         match self.output().format() {
-            Format::Json => around.json(&json),
-            Format::Text => around.table(
+            Format::Json => console.json(&json),
+            Format::Text => console.table(
                 [
                     "AGENT",
                     "HOST",
@@ -226,7 +226,7 @@ impl Agents {
 }
 
 impl AgentSort {
-    /// As the API calls it; `None`: its default.
+    /// The value in the API; `None`: the default of the API.
     fn word(self) -> Option<&'static str> {
         match self {
             AgentSort::Id => None,

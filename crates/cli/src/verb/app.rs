@@ -4,7 +4,7 @@
 use super::common::CommonFlags;
 use crate::client::{ReplyData, path_segment};
 use crate::output::plain;
-use crate::{Error, Surroundings, VerbExit};
+use crate::{Console, Error, VerbExit};
 use procfleet_proto::http::native::{AppSecret, AppView, CreateApp};
 use serde_json::{Value, json};
 
@@ -89,30 +89,30 @@ pub struct GrantFlags {
 }
 
 impl AppVerb {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         match self {
             AppVerb::Create(AppCreate { code, trusted, common }) => {
                 let wanted = CreateApp { code: code.clone(), trusted: *trusted };
                 let answer = common.post("/api/v1/apps", &wanted)?;
-                common.show(around, &answer, |around, answer| {
-                    show_secret(around, answer)?;
-                    around
+                common.show(console, &answer, |console, answer| {
+                    show_secret(console, answer)?;
+                    console
                         .note(&format!("it may use nothing yet: procfleet app grant {} --help", plain(code)));
                     Ok(())
                 })
             }
-            AppVerb::Rotate(named) => named.common.show(around, &named.post("rotate")?, show_secret),
+            AppVerb::Rotate(named) => named.common.show(console, &named.post("rotate")?, show_secret),
             AppVerb::List(common) => {
                 let answer = common.get("/api/v1/apps")?;
-                common.show(around, &answer, |around, answer| show(around, answer.read()?))
+                common.show(console, &answer, |console, answer| show(console, answer.read()?))
             }
             AppVerb::Show(AppName { code, common }) => {
-                common.show(around, &common.get(&path(code, ""))?, show_one)
+                common.show(console, &common.get(&path(code, ""))?, show_one)
             }
-            AppVerb::Disable(named) => named.common.show(around, &named.post("disable")?, show_one),
-            AppVerb::Enable(named) => named.common.show(around, &named.post("enable")?, show_one),
-            AppVerb::Grant(change) => change.common.show(around, &change.post("grant")?, show_one),
-            AppVerb::Revoke(change) => change.common.show(around, &change.post("revoke")?, show_one),
+            AppVerb::Disable(named) => named.common.show(console, &named.post("disable")?, show_one),
+            AppVerb::Enable(named) => named.common.show(console, &named.post("enable")?, show_one),
+            AppVerb::Grant(change) => change.common.show(console, &change.post("grant")?, show_one),
+            AppVerb::Revoke(change) => change.common.show(console, &change.post("revoke")?, show_one),
         }
     }
 }
@@ -146,19 +146,19 @@ fn path(code: &str, action: &str) -> String {
     if action.is_empty() { app } else { format!("{app}/{action}") }
 }
 
-fn show_secret(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+fn show_secret(console: &mut Console<'_>, answer: &ReplyData) -> Result<(), Error> {
     let made: AppSecret = answer.read()?;
-    around.say(&plain(&made.secret))?;
-    around.note(&format!("the secret of app {}; it is shown only this once", plain(&made.code)));
+    console.print_line(&plain(&made.secret))?;
+    console.note(&format!("the secret of app {}; it is shown only this once", plain(&made.code)));
     Ok(())
 }
 
-fn show_one(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
-    show(around, vec![answer.read()?])
+fn show_one(console: &mut Console<'_>, answer: &ReplyData) -> Result<(), Error> {
+    show(console, vec![answer.read()?])
 }
 
-fn show(around: &mut Surroundings<'_>, apps: Vec<AppView>) -> Result<(), Error> {
-    around.table(
+fn show(console: &mut Console<'_>, apps: Vec<AppView>) -> Result<(), Error> {
+    console.table(
         ["APP", "STATE", "MAY NAME USERS", "BUSINESSES", "NAMESPACES", "OPS", "ACCOUNTS"],
         apps.into_iter().map(cells).collect(),
         "no apps",

@@ -1,7 +1,7 @@
 //! `procfleet business`: the businesses that hosts belong to.
 
 use super::common::CommonFlags;
-use crate::{Error, Surroundings, VerbExit};
+use crate::{Console, Error, VerbExit};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{BusinessRow, BusinessSetRow};
 
@@ -43,16 +43,16 @@ pub struct SetCreate {
 }
 
 impl BusinessVerb {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         match self {
             BusinessVerb::Create(BusinessCreate { id, name, common }) => {
                 let wanted = BusinessRow { bk_biz_id: id.0, bk_biz_name: name.clone() };
                 let answer = common.post("/api/v1/businesses", &wanted)?;
-                common.show(around, &answer, |around, answer| show(around, &[answer.read()?]))
+                common.show(console, &answer, |console, answer| show(console, &[answer.read()?]))
             }
             BusinessVerb::List(common) => {
                 let answer = common.get("/api/v1/businesses")?;
-                common.show(around, &answer, |around, answer| show(around, &answer.read::<Vec<_>>()?))
+                common.show(console, &answer, |console, answer| show(console, &answer.read::<Vec<_>>()?))
             }
             BusinessVerb::SetCreate(SetCreate { id, name, businesses, common }) => {
                 let wanted = BusinessSetRow {
@@ -61,25 +61,25 @@ impl BusinessVerb {
                     bk_biz_ids: businesses.iter().map(|business| business.0).collect(),
                 };
                 let answer = common.post("/api/v1/business_sets", &wanted)?;
-                common.show(around, &answer, |around, answer| show_sets(around, &[answer.read()?]))
+                common.show(console, &answer, |console, answer| show_sets(console, &[answer.read()?]))
             }
             BusinessVerb::SetList(common) => {
                 let answer = common.get("/api/v1/business_sets")?;
-                common.show(around, &answer, |around, answer| show_sets(around, &answer.read::<Vec<_>>()?))
+                common.show(console, &answer, |console, answer| show_sets(console, &answer.read::<Vec<_>>()?))
             }
         }
     }
 }
 
-fn show(around: &mut Surroundings<'_>, rows: &[BusinessRow]) -> Result<(), Error> {
+fn show(console: &mut Console<'_>, rows: &[BusinessRow]) -> Result<(), Error> {
     let cells = |row: &BusinessRow| [row.bk_biz_id.to_string(), row.bk_biz_name.clone()];
-    around.table(["BUSINESS", "NAME"], rows.iter().map(cells).collect(), "no businesses")
+    console.table(["BUSINESS", "NAME"], rows.iter().map(cells).collect(), "no businesses")
 }
 
-fn show_sets(around: &mut Surroundings<'_>, rows: &[BusinessSetRow]) -> Result<(), Error> {
+fn show_sets(console: &mut Console<'_>, rows: &[BusinessSetRow]) -> Result<(), Error> {
     let cells = |row: &BusinessSetRow| {
         let members: Vec<String> = row.bk_biz_ids.iter().map(u32::to_string).collect();
         [row.bk_biz_set_id.to_string(), row.bk_biz_set_name.clone(), members.join(", ")]
     };
-    around.table(["SET", "NAME", "BUSINESSES"], rows.iter().map(cells).collect(), "no business sets")
+    console.table(["SET", "NAME", "BUSINESSES"], rows.iter().map(cells).collect(), "no business sets")
 }

@@ -2,7 +2,7 @@
 
 use super::common::CommonFlags;
 use crate::client::ReplyData;
-use crate::{Error, Surroundings, VerbExit};
+use crate::{Console, Error, VerbExit};
 use procfleet_proto::http::native::CaView;
 use serde_json::json;
 
@@ -27,23 +27,27 @@ pub struct Retire {
 }
 
 impl CaVerb {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         match self {
-            CaVerb::Show(common) => common.show(around, &common.get("/api/v1/ca")?, show),
-            CaVerb::Rotate(common) => common.show(around, &common.post_empty("/api/v1/ca/rotate")?, show),
+            CaVerb::Show(common) => common.show(console, &common.get("/api/v1/ca")?, show),
+            CaVerb::Rotate(common) => common.show(console, &common.post_empty("/api/v1/ca/rotate")?, show),
             CaVerb::Retire(Retire { force, common }) => {
                 let answer = common.post("/api/v1/ca/retire", &json!({"force": force}))?;
-                common.show(around, &answer, show)
+                common.show(console, &answer, show)
             }
         }
     }
 }
 
-fn show(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+fn show(console: &mut Console<'_>, answer: &ReplyData) -> Result<(), Error> {
     let view: CaView = answer.read()?;
-    around.say(&format!("CA {}: {} agents, {} usable join tokens", view.sha256, view.agents, view.tokens))?;
+    console.print_line(&format!(
+        "CA {}: {} agents, {} usable join tokens",
+        view.sha256, view.agents, view.tokens
+    ))?;
     if let Some(next) = view.next_sha256 {
-        around.say(&format!("its successor is {next}; the old one is retired when nobody needs it"))?;
+        console
+            .print_line(&format!("its successor is {next}; the old one is retired when nobody needs it"))?;
     }
     Ok(())
 }

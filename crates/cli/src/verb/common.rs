@@ -2,7 +2,7 @@
 
 use crate::client::ReplyData;
 use crate::output::{Format, OutputFlag};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::{ConnectionFlags, Console, Error, VerbExit};
 use serde::Serialize;
 use serde_json::json;
 
@@ -23,21 +23,21 @@ impl CommonFlags {
         self.connection.client()?.post(path, body)
     }
 
-    /// For a call that needs no more than its path.
+    /// For a call without parameters.
     pub(super) fn post_empty(&self, path: &str) -> Result<ReplyData, Error> {
         self.post(path, &json!({}))
     }
 
-    /// Prints the answer as JSON, or as `text` does it.
+    /// Prints the answer as JSON, or with `text`.
     pub(super) fn show(
         &self,
-        around: &mut Surroundings<'_>,
+        console: &mut Console<'_>,
         answer: &ReplyData,
-        text: impl FnOnce(&mut Surroundings<'_>, &ReplyData) -> Result<(), Error>,
+        text: impl FnOnce(&mut Console<'_>, &ReplyData) -> Result<(), Error>,
     ) -> Result<VerbExit, Error> {
         match self.output.format() {
-            Format::Json => around.json(&answer.data)?,
-            Format::Text => text(around, answer)?,
+            Format::Json => console.json(&answer.data)?,
+            Format::Text => text(console, answer)?,
         }
         Ok(VerbExit::Done)
     }

@@ -1,9 +1,10 @@
 //! `procfleet events`: events of processes that no operation caused.
 
+use super::list::{EVENT_PAGE, note_older};
 use super::targets::host;
 use super::token::Ttl;
 use crate::output::{Format, OutputFlag, PollPace, plain, plain_lines};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::{ConnectionFlags, Console, Error, VerbExit};
 use procfleet_core::id::Host;
 use procfleet_proto::http::events::{EventRow, EventsView};
 use std::time::Duration;
@@ -14,7 +15,7 @@ const LONG_POLL: Duration = Duration::from_secs(20);
 #[derive(Clone, Debug, clap::Args)]
 pub struct EventsVerb {
     /// Number of the newest events to show
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=i64::from(EVENT_PAGE)))]
     pub limit: u32,
     /// Follow: keep showing new events
     #[arg(long, short)]
@@ -45,7 +46,7 @@ pub struct EventsVerb {
 }
 
 impl EventsVerb {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
         let mut filters = Vec::new();
         let host = self.host.map(|host| host.to_string());
@@ -55,21 +56,22 @@ impl EventsVerb {
             filters.extend(value.iter().map(|value| (field, value.clone())));
         }
         filters.extend((!self.select.is_empty()).then(|| ("select", self.select.join(","))));
-        filters.extend(self.since.map(|time| ("since", time.ago(around.now).to_string())));
+        filters.extend(self.since.map(|time| ("since", time.ago(console.now).to_string())));
         let mut query = filters.clone();
         query.push(("limit", self.limit.to_string()));
         let answer = client.get("/api/v1/events", &query)?;
         let mut view: EventsView = answer.read()?;
-        if !self.follow && self.output.format() == Format::Json {
-            around.json(&answer.data)?;
+        if !self.follow {
+            match self.output.format() {
+                Format::Json => console.json(&answer.data)?,
+                Format::Text => self.show(&view.events, console)?,
+            }
+            note_older(view.events.len(), answer.total, EVENT_PAGE, console);
             return Ok(VerbExit::Done);
         }
         let mut failed_tries = 0;
         loop {
-            self.show(&view.events, around)?;
-            if !self.follow {
-                return Ok(VerbExit::Done);
-            }
+            self.show(&view.events, console)?;
             let mut query = filters.clone();
             query.push(("after", view.last.to_string()));
             query.push(("wait_ms", LONG_POLL.as_millis().to_string()));
@@ -81,7 +83,7 @@ impl EventsVerb {
                 // Wait for a server that restarts: no event is lost, because the request names the last event
                 // seen.
                 Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
-                    let PollPace { pause, tries, .. } = around.pace;
+                    let PollPace { pause, tries, .. } = console.pace;
                     if failed_tries >= tries {
                         return Err(fault);
                     }
@@ -95,10 +97,10 @@ impl EventsVerb {
     }
 
     /// One JSON document per line, so that a stream has no end.
-    fn show(&self, events: &[EventRow], around: &mut Surroundings<'_>) -> Result<(), Error> {
+    fn show(&self, events: &[EventRow], console: &mut Console<'_>) -> Result<(), Error> {
         for event in events {
             match self.output.format() {
-                Format::Json => around.say(&serde_json::to_string(event).unwrap_or_default())?,
+                Format::Json => console.print_line(&serde_json::to_string(event).unwrap_or_default())?,
                 Format::Text => {
                     let EventRow { at, bk_cloud_id, ip, namespace, name, kind, message, .. } = event;
                     let what = plain_lines(message);
@@ -108,8 +110,8 @@ impl EventsVerb {
                         name => format!(" {}", plain(&format!("{namespace}:{name}"))),
                     };
                     let kind = plain(kind);
-                    let at = around.moment(at / 1000);
-                    around.say(&format!("{at} {bk_cloud_id}:{ip}{proc} {kind}: {what}"))?;
+                    let at = console.moment(at / 1000);
+                    console.print_line(&format!("{at} {bk_cloud_id}:{ip}{proc} {kind}: {what}"))?;
                 }
             }
         }

@@ -1,7 +1,7 @@
-//! Shared by the verbs that list things: reading pages, order, and showing a list again and again.
+//! Shared by the verbs that list things: reading pages, order, and repeating a list (`--watch`).
 
 use crate::client::{Client, ReplyData};
-use crate::output::{Colors, Surroundings, plain};
+use crate::output::{Colors, Console, plain};
 use crate::{Error, VerbExit};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -11,14 +11,16 @@ use std::time::Duration;
 /// The most rows that one answer of these lists may have.
 pub(super) const FLEET_PAGE: u32 = 10_000;
 pub(super) const TASK_PAGE: u32 = 1_000;
+pub(super) const EVENT_PAGE: u32 = 1_000;
+pub(super) const AUDIT_PAGE: u32 = 1_000;
 
-/// Which page of a list that may be long.
+/// Limit and cursor of a list.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PageFlags {
-    /// How many rows at most [default: 1000]
+    /// Maximum number of rows [default: 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
-    /// Only the rows that follow a page, by the cursor that was printed with it; with the same --sort
+    /// Only rows after this cursor, which was printed with the previous page; use the same --sort
     #[arg(long, value_name = "CURSOR")]
     pub after: Option<String>,
 }
@@ -26,7 +28,7 @@ pub struct PageFlags {
 /// The rows of one or more pages.
 #[derive(Debug)]
 pub(super) struct ListedRows<T> {
-    /// As they came, for `--json`.
+    /// Unchanged, for `--json`.
     pub(super) values: Vec<Value>,
     pub(super) rows: Vec<T>,
     next: Option<String>,
@@ -66,18 +68,26 @@ impl<T: DeserializeOwned> ListedRows<T> {
         Value::Array(self.values.clone())
     }
 
-    /// Says that there are more rows, where there are.
-    pub(super) fn note_more(&self, around: &mut Surroundings<'_>) {
-        note_more(self.rows.len(), self.next.as_deref(), self.total, around);
+    /// Prints a hint if there are more rows.
+    pub(super) fn note_more(&self, console: &mut Console<'_>) {
+        note_more(self.rows.len(), self.next.as_deref(), self.total, console);
     }
 }
 
-/// Says that a list is longer than shown, and how to see the rest.
-pub(super) fn note_more(shown: usize, next: Option<&str>, total: Option<u64>, around: &mut Surroundings<'_>) {
+/// Prints a hint if a list is longer than shown, and how to see the rest.
+pub(super) fn note_more(shown: usize, next: Option<&str>, total: Option<u64>, console: &mut Console<'_>) {
     let Some(next) = next else { return };
     let of = total.map(|total| format!(" of {}", grouped(total))).unwrap_or_default();
     let shown = grouped(shown as u64);
-    around.note(&format!("showing {shown}{of}; for more: --limit N, or --after {}", plain(next)));
+    console.note(&format!("showing {shown}{of}; for more: --limit N, or --after {}", plain(next)));
+}
+
+/// Says that a list of the newest rows leaves out older ones. `most`: the highest limit.
+pub(super) fn note_older(shown: usize, total: Option<u64>, most: u32, console: &mut Console<'_>) {
+    let shown = shown as u64;
+    let Some(total) = total.filter(|total| *total > shown) else { return };
+    let more = if shown < u64::from(most) { "--limit N" } else { "filters such as --since" };
+    console.note(&format!("showing {} of {}; for more: {more}", grouped(shown), grouped(total)));
 }
 
 /// 100000 as 100,000.
@@ -94,41 +104,41 @@ fn grouped(number: u64) -> String {
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Watching {
-    /// Show it again every so many seconds, until Ctrl-C [default: 2]
+    /// Repeat every WATCH seconds, until Ctrl-C [default: 2]
     #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "2",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
 }
 
 impl Watching {
-    /// Once, or until the reader has left.
+    /// Prints once, or repeatedly until the reader closes the output.
     pub(super) fn repeat(
         self,
-        around: &mut Surroundings<'_>,
-        mut show: impl FnMut(&mut Surroundings<'_>) -> Result<VerbExit, Error>,
+        console: &mut Console<'_>,
+        mut show: impl FnMut(&mut Console<'_>) -> Result<VerbExit, Error>,
     ) -> Result<VerbExit, Error> {
-        let Some(secs) = self.watch else { return show(around) };
+        let Some(secs) = self.watch else { return show(console) };
         loop {
-            let clear = if around.colors == Colors::Shown { "\u{1b}[H\u{1b}[2J" } else { "" };
-            let now = around.moment(around.now);
-            // A reader that left is only noticed by writing to it.
-            if writeln!(around.out, "{clear}{now}").and_then(|()| around.out.flush()).is_err() {
+            let clear = if console.colors == Colors::Shown { "\u{1b}[H\u{1b}[2J" } else { "" };
+            let now = console.moment(console.now);
+            // Only a write shows that the reader has closed the output.
+            if writeln!(console.out, "{clear}{now}").and_then(|()| console.out.flush()).is_err() {
                 return Ok(VerbExit::Done);
             }
-            match show(around) {
+            match show(console) {
                 // A server that restarts is worth waiting for.
                 Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
-                    around.note(&format!("error: {fault}"));
+                    console.note(&format!("error: {fault}"));
                 }
                 shown => _ = shown?,
             }
             crate::wait::pause(Duration::from_secs(secs));
-            around.now = jiff::Timestamp::now().as_second();
+            console.now = jiff::Timestamp::now().as_second();
         }
     }
 }
 
-/// Each row as it came, for `--json`, and as it is understood.
+/// Each row unchanged, for `--json`, and parsed.
 pub(super) fn rows<T: DeserializeOwned>(answer: &ReplyData) -> Result<Vec<(Value, T)>, Error> {
     let rows: Vec<T> = answer.read()?;
     let values = answer.data.as_array().cloned().unwrap_or_default();

@@ -1,14 +1,14 @@
-//! `procfleet logs`: what a process wrote, read from its host.
+//! `procfleet logs`: the output of a process, read from its host.
 //!
 //! Without `--follow` it ends where the log ended when it was first asked for, however fast the process
-//! writes. With it, each instance is followed by a thread of its own, and this one prints what they bring, so
-//! that lines never mix.
+//! writes. With it, each instance is followed by its own thread, and the main thread prints, so that lines
+//! never mix.
 
 use super::list::{FLEET_PAGE, ListedRows, PageFlags, target_order};
 use super::targets::host;
 use crate::client::Client;
 use crate::output::{Format, OutputFlag, PollPace};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::{ConnectionFlags, Console, Error, VerbExit};
 use nix::sys::signal::{SigSet, Signal};
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, Host, ProcKey};
@@ -19,44 +19,44 @@ use std::io::ErrorKind;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
-/// How long the server may hold one question back while nothing happens.
+/// How long the server may hold a long poll.
 const LONG_POLL: Duration = Duration::from_secs(20);
-/// The most that one answer may have.
+/// Maximum number of lines in one answer.
 const MOST_LINES: u32 = 10_000;
-/// The most logs that one command reads. With --follow each of them has a thread.
+/// Maximum number of logs that one command reads. With --follow each has a thread.
 const MOST_SOURCES: u32 = 1_000;
-/// How many agents one question names.
+/// Number of agents in one request.
 const AGENTS: usize = 100;
-/// How many answers may wait to be printed.
+/// Number of answers that may wait to be printed.
 const WAITING: usize = 16;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Logs {
-    /// The process's name in its namespace
+    /// Name of the process in its namespace
     pub name: String,
-    /// The group of processes it belongs to
+    /// Namespace of the process
     #[arg(long, value_name = "NS", default_value = "default")]
     pub namespace: String,
-    /// A host to read it from, as CLOUD:IP, or IP for cloud area 0; give it again for more. With no target:
-    /// every host that has the process
+    /// Host, as CLOUD:IP, or IP for cloud area 0; repeatable. Without a target: every host that has the
+    /// process
     #[arg(long = "host", value_name = "HOST", value_parser = host, conflicts_with = "agents")]
     pub hosts: Vec<Host>,
-    /// An agent to read it from, by its id; give it again for more
+    /// Host by its agent id; repeatable
     #[arg(long = "agent", value_name = "ID")]
     pub agents: Vec<AgentId>,
-    /// Only hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it again for more
+    /// Only selected hosts: addresses, ranges, blocks, globs, ids, labels; repeatable
     #[arg(long, value_name = "TERM", conflicts_with_all = ["hosts", "agents"])]
     pub select: Vec<String>,
     /// Only this instance of the process
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub instance: Option<u32>,
-    /// How many of the newest lines to show
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Number of the newest lines to show
+    #[arg(long, short = 'n', visible_alias = "limit", value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub lines: u32,
-    /// Go on showing lines as they come
+    /// Follow: keep showing new lines
     #[arg(long, short)]
     pub follow: bool,
-    /// Print control characters as they are, such as colours
+    /// Print control characters unchanged, such as colours
     #[arg(long)]
     pub raw: bool,
     #[command(flatten)]
@@ -65,22 +65,22 @@ pub struct Logs {
     pub connection: ConnectionFlags,
 }
 
-/// One log to read: an instance at a place.
+/// One log to read: an instance on a host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LogSource {
-    /// `host` or `agent`, and which; nothing: the server finds the only one.
+    /// `host` or `agent`, and its id. `None`: the server finds the only host.
     at: Option<(&'static str, String)>,
     instance: u32,
 }
 
 /// A message of a thread that follows a log.
-enum FollowNews {
+enum FollowMessage {
     Read {
         source: usize,
         view: Box<LogsView>,
     },
-    /// Something beside the lines, for the person.
-    Told {
+    /// A note for stderr.
+    Note {
         source: usize,
         text: String,
     },
@@ -90,17 +90,17 @@ enum FollowNews {
 }
 
 impl Logs {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
         let sources = self.sources(&client)?;
         match self.follow {
-            true => self.follow(&client, &sources, around),
-            false => self.show(&client, &sources, around),
+            true => self.follow(&client, &sources, console),
+            false => self.show(&client, &sources, console),
         }
     }
 
-    /// Every instance that the server knows of at the named places. What it does not know may still have left
-    /// its output.
+    /// Every instance that the server knows on the named targets, and the targets without one: an
+    /// unregistered process may have left its output.
     fn sources(&self, client: &Client) -> Result<Vec<LogSource>, Error> {
         let named: Vec<(&'static str, String)> = match self.agents.is_empty() {
             true => self.hosts.iter().map(|host| ("host", host.to_string())).collect(),
@@ -128,12 +128,12 @@ impl Logs {
                 found.iter().map(|(host, _, n)| LogSource { at: Some(("host", host.clone())), instance: *n }),
             );
         }
-        for (kind, place) in &named {
-            let here = found.iter().filter(|(host, agent, _)| host == place || agent == place);
+        for (kind, target) in &named {
+            let here = found.iter().filter(|(host, agent, _)| host == target || agent == target);
             let instances: BTreeSet<u32> = here.map(|(_, _, instance)| *instance).collect();
             let instances =
                 if instances.is_empty() { BTreeSet::from([self.instance.unwrap_or(1)]) } else { instances };
-            let at = Some((*kind, place.clone()));
+            let at = Some((*kind, target.clone()));
             sources.extend(instances.into_iter().map(|instance| LogSource { at: at.clone(), instance }));
         }
         if sources.is_empty() && !self.select.is_empty() {
@@ -144,19 +144,19 @@ impl Logs {
         }
         let mut sources: Vec<LogSource> = sources.into_iter().collect();
         sources.sort_by_cached_key(|source| {
-            (source.at.as_ref().map(|(_, place)| target_order(place)), source.instance)
+            (source.at.as_ref().map(|(_, target)| target_order(target)), source.instance)
         });
         Ok(sources)
     }
 
-    /// The process and its instances, on the hosts that are meant. A revoked host answers nothing, so it is
-    /// not asked unless it is named.
+    /// The process and its instances on the selected hosts. A revoked host does not answer, so it is asked
+    /// only if it is named.
     fn procs(&self, client: &Client, named: &[(&'static str, String)]) -> Result<Vec<ProcRow>, Error> {
         let questions: Vec<(&'static str, String)> = match (named, self.agents.as_slice()) {
             ([], _) if self.select.is_empty() => vec![("usable", "true".to_owned())],
             ([], _) => vec![("select", self.select.join(","))],
             (named, []) => named.to_vec(),
-            // A selection has a longest text.
+            // The text of a selection has a maximum length.
             (_, agents) => agents.chunks(AGENTS).map(|some| ("select", join(some))).collect(),
         };
         let mut rows = Vec::new();
@@ -174,7 +174,7 @@ impl Logs {
                 let total = listed.total.unwrap_or_default();
                 if total > u64::from(MOST_SOURCES) || rows.len() > MOST_SOURCES as usize {
                     return Err(Error::Usage(format!(
-                        "{} has {} logs on the hosts that are meant, and at most {MOST_SOURCES} are read: name fewer with \
+                        "{} has {} logs on the selected hosts, and at most {MOST_SOURCES} are read: name fewer with \
                          --host or --select",
                         self.name,
                         total.max(rows.len() as u64)
@@ -189,9 +189,9 @@ impl Logs {
         &self,
         client: &Client,
         sources: &[LogSource],
-        around: &mut Surroundings<'_>,
+        console: &mut Console<'_>,
     ) -> Result<VerbExit, Error> {
-        each(sources, around, |source, label, around| self.read_all(client, source, label, around))
+        each(sources, console, |source, label, console| self.read_all(client, source, label, console))
     }
 
     /// False: there is nobody left to print for.
@@ -200,19 +200,19 @@ impl Logs {
         client: &Client,
         source: &LogSource,
         label: &str,
-        around: &mut Surroundings<'_>,
+        console: &mut Console<'_>,
     ) -> Result<bool, Error> {
         let mut view = self.ask(client, source, None)?;
         if !view.note.is_empty() {
-            around.note(&format!("{label}{}", view.note));
+            console.note(&format!("{label}{}", view.note));
         }
-        let (end, mut left) = (place(&view.end), self.lines as usize);
+        let (end, mut left) = (offset(&view.end), self.lines as usize);
         loop {
-            if !self.print(&view, label, around)? {
+            if !self.print(&view, label, console)? {
                 return Ok(false);
             }
             left = left.saturating_sub(view.lines.len());
-            let reached = place(&view.cursor);
+            let reached = offset(&view.cursor);
             if left == 0 || reached >= end || view.lines.is_empty() {
                 break;
             }
@@ -220,7 +220,7 @@ impl Logs {
             view.lines.truncate(left);
         }
         if left > 0 && !view.rest.is_empty() && self.output.format() == Format::Text {
-            return say(around, &format!("{label}{}", self.shown(&view.rest)));
+            return say(console, &format!("{label}{}", self.shown(&view.rest)));
         }
         Ok(true)
     }
@@ -229,21 +229,21 @@ impl Logs {
         &self,
         client: &Client,
         sources: &[LogSource],
-        around: &mut Surroundings<'_>,
+        console: &mut Console<'_>,
     ) -> Result<VerbExit, Error> {
-        let (tell, news) = sync_channel(WAITING);
+        let (sender, messages) = sync_channel(WAITING);
         let interrupt = SigSet::from(Signal::SIGINT);
-        // Before there are threads: all of them leave the signal to the one that waits for it.
+        // Blocked before there are threads, so that only the waiting thread gets the signal.
         let blocked = interrupt.thread_block().is_ok();
         if blocked {
-            let tell = tell.clone();
+            let sender = sender.clone();
             std::thread::spawn(move || {
                 if interrupt.wait().is_ok() {
-                    let _ = tell.send(FollowNews::Stop);
+                    let _ = sender.send(FollowMessage::Stop);
                 }
             });
         }
-        // A host that is away now may be back in a moment; a question that is wrong stays wrong.
+        // A host that is away may come back, so the error is ignored; an invalid request ends the command.
         let mut first = Vec::new();
         for source in sources {
             first.push(match self.ask(client, source, None) {
@@ -253,28 +253,30 @@ impl Logs {
             });
         }
         for (number, (source, first)) in sources.iter().zip(first).enumerate() {
-            let (logs, client, source, tell) = (self.clone(), client.clone(), source.clone(), tell.clone());
-            let pace = around.pace;
-            std::thread::spawn(move || logs.follow_one(&client, number, &source, first, pace, &tell));
+            let (logs, client, source, sender) =
+                (self.clone(), client.clone(), source.clone(), sender.clone());
+            let pace = console.pace;
+            std::thread::spawn(move || logs.follow_one(&client, number, &source, first, pace, &sender));
         }
-        drop(tell);
+        drop(sender);
         loop {
-            match news.recv() {
-                Ok(FollowNews::Read { source, view }) => {
+            match messages.recv() {
+                Ok(FollowMessage::Read { source, view }) => {
                     let label = label(sources, source);
                     if view.skipped_bytes > 0 {
-                        around.note(&format!("{label}{} bytes were rotated away unread", view.skipped_bytes));
+                        console
+                            .note(&format!("{label}{} bytes were rotated away unread", view.skipped_bytes));
                     }
-                    if !self.print(&view, &label, around)? {
+                    if !self.print(&view, &label, console)? {
                         return Ok(VerbExit::Done);
                     }
                 }
-                Ok(FollowNews::Told { source, text }) => {
+                Ok(FollowMessage::Note { source, text }) => {
                     let label = label(sources, source);
-                    around.note(&format!("{label}{text}"));
+                    console.note(&format!("{label}{text}"));
                 }
-                Ok(FollowNews::Failed(fault)) => return Err(fault),
-                Ok(FollowNews::Stop) | Err(_) => return Ok(VerbExit::Done),
+                Ok(FollowMessage::Failed(fault)) => return Err(fault),
+                Ok(FollowMessage::Stop) | Err(_) => return Ok(VerbExit::Done),
             }
         }
     }
@@ -286,35 +288,35 @@ impl Logs {
         source: &LogSource,
         first: Option<LogsView>,
         pace: PollPace,
-        tell: &SyncSender<FollowNews>,
+        sender: &SyncSender<FollowMessage>,
     ) {
         let mut cursor = None;
         let mut next = first.map(Ok);
         let mut troubled = false;
         loop {
             let since = cursor.clone().map(|cursor| (cursor, LONG_POLL));
-            let news = match next.take().unwrap_or_else(|| self.ask(client, source, since)) {
+            let message = match next.take().unwrap_or_else(|| self.ask(client, source, since)) {
                 Ok(view) => {
                     troubled = false;
                     cursor = Some(view.cursor.clone());
-                    Some(FollowNews::Read { source: number, view: Box::new(view) })
+                    Some(FollowMessage::Read { source: number, view: Box::new(view) })
                 }
-                // Nothing is missed, for the question names the last line that was seen.
+                // No line is missed, because the request names the last line seen.
                 Err(fault) if is_passing(&fault) => {
-                    let told = (!troubled).then(|| FollowNews::Told {
+                    let note = (!troubled).then(|| FollowMessage::Note {
                         source: number,
                         text: format!("{fault}; waiting for it"),
                     });
                     troubled = true;
                     crate::wait::pause(pace.pause);
-                    told
+                    note
                 }
                 Err(fault) => {
-                    let _ = tell.send(FollowNews::Failed(fault));
+                    let _ = sender.send(FollowMessage::Failed(fault));
                     return;
                 }
             };
-            if news.is_some_and(|news| tell.send(news).is_err()) {
+            if message.is_some_and(|message| sender.send(message).is_err()) {
                 return;
             }
         }
@@ -344,16 +346,16 @@ impl Logs {
     }
 
     /// False: there is nobody left to print for.
-    fn print(&self, view: &LogsView, label: &str, around: &mut Surroundings<'_>) -> Result<bool, Error> {
+    fn print(&self, view: &LogsView, label: &str, console: &mut Console<'_>) -> Result<bool, Error> {
         if self.output.format() == Format::Json {
-            return say(around, &serde_json::to_string(view).unwrap_or_default());
+            return say(console, &serde_json::to_string(view).unwrap_or_default());
         }
         if view.lines.is_empty() {
             return Ok(true);
         }
         let lines: Vec<String> =
             view.lines.iter().map(|line| format!("{label}{}", self.shown(line))).collect();
-        say(around, &lines.join("\n"))
+        say(console, &lines.join("\n"))
     }
 
     /// Escape sequences in a process's output must not move the reader's cursor.
@@ -365,21 +367,21 @@ impl Logs {
     }
 }
 
-/// Does something with one log after the other, until it answers that nobody is left to do it for.
+/// Calls `act` for one log after the other, until it returns that the output is closed.
 fn each(
     sources: &[LogSource],
-    around: &mut Surroundings<'_>,
-    mut act: impl FnMut(&LogSource, &str, &mut Surroundings<'_>) -> Result<bool, Error>,
+    console: &mut Console<'_>,
+    mut act: impl FnMut(&LogSource, &str, &mut Console<'_>) -> Result<bool, Error>,
 ) -> Result<VerbExit, Error> {
     let mut exit = VerbExit::Done;
     for (number, source) in sources.iter().enumerate() {
         let label = label(sources, number);
-        match act(source, &label, around) {
+        match act(source, &label, console) {
             Ok(true) => {}
             Ok(false) => return Ok(exit),
-            // One host that is away spoils nothing for the others.
+            // A host that is away does not affect the others.
             Err(fault @ Error::Refused { .. }) if sources.len() > 1 => {
-                around.note(&format!("{label}error: {fault}"));
+                console.note(&format!("{label}error: {fault}"));
                 exit = VerbExit::Failed;
             }
             Err(fault) => return Err(fault),
@@ -394,15 +396,15 @@ fn label(sources: &[LogSource], number: usize) -> String {
         return String::new();
     }
     let LogSource { at, instance } = &sources[number];
-    let several_places = sources.iter().any(|source| source.at != *at);
+    let several_targets = sources.iter().any(|source| source.at != *at);
     let several_instances = sources.iter().any(|source| source.instance != *instance);
-    let place = at.as_ref().filter(|_| several_places).map(|(_, place)| place.clone());
+    let target = at.as_ref().filter(|_| several_targets).map(|(_, target)| target.clone());
     let instance = several_instances.then(|| format!("#{instance}"));
-    let parts: Vec<String> = place.into_iter().chain(instance).collect();
+    let parts: Vec<String> = target.into_iter().chain(instance).collect();
     format!("[{}] ", parts.join(" "))
 }
 
-/// Worth waiting for: a server or an agent that restarts.
+/// Whether the error may be transient: a server or an agent that restarts.
 fn is_passing(fault: &Error) -> bool {
     match fault {
         Error::Unreachable { .. } | Error::Interrupted { .. } => true,
@@ -424,13 +426,13 @@ fn join(agents: &[AgentId]) -> String {
     agents.iter().map(AgentId::as_str).collect::<Vec<_>>().join(",")
 }
 
-fn place(text: &str) -> u64 {
+fn offset(text: &str) -> u64 {
     text.parse().unwrap_or_default()
 }
 
-/// False: whoever read it has left, and need not be told more.
-fn say(around: &mut Surroundings<'_>, text: &str) -> Result<bool, Error> {
-    match writeln!(around.out, "{text}").and_then(|()| around.out.flush()) {
+/// False: the output is closed.
+fn say(console: &mut Console<'_>, text: &str) -> Result<bool, Error> {
+    match writeln!(console.out, "{text}").and_then(|()| console.out.flush()) {
         Ok(()) => Ok(true),
         Err(fault) if fault.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(fault) => Err(Error::Output(fault)),

@@ -6,9 +6,9 @@ use super::spec_flags::SpecFlags;
 use super::targets::Targets;
 use super::{request, status};
 use crate::client::{Client, ReplyData};
-use crate::output::{Asks, Format, OutputFlag, plain};
+use crate::output::{Format, OutputFlag, Prompts, plain};
 use crate::wait::{WaitMode, WatchedTask};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::{ConnectionFlags, Console, Error, VerbExit};
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
 use procfleet_proto::http::native::OperateAnswer;
@@ -83,9 +83,9 @@ pub struct IsRunning {
 }
 
 impl Operate {
-    pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, kind: OpKind, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         // The command line is checked before the server is called.
-        let file = self.file.as_deref().map(|path| request::read_file(path, around.input)).transpose()?;
+        let file = self.file.as_deref().map(|path| request::read_file(path, console.input)).transpose()?;
         let body = request::body(self, kind, file)?;
         let call = OperateRun {
             kind,
@@ -96,24 +96,24 @@ impl Operate {
             output: self.output,
         };
         let client = self.connection.client()?;
-        let done = call.run(&client, body, around);
-        unknown_if_nowhere(kind, &self.targets, done, around)
+        let done = call.run(&client, body, console);
+        unknown_if_no_host(kind, &self.targets, done, console)
     }
 }
 
 impl Plain {
-    pub(crate) fn run(&self, kind: OpKind, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, kind: OpKind, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let mut body = Map::new();
         self.targets.write(&mut body)?;
         body.insert("op_type".to_owned(), json!(kind.number()));
         let Plain { dry_run, yes, waiting, output, connection, .. } = self;
         let call = OperateRun { kind, dry_run: *dry_run, yes: *yes, waiting, key: None, output: *output };
-        call.run(&connection.client()?, body, around)
+        call.run(&connection.client()?, body, console)
     }
 }
 
 impl IsRunning {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let kind = OpKind::Query;
         let mut body = Map::new();
         self.targets.write(&mut body)?;
@@ -122,13 +122,13 @@ impl IsRunning {
         let asked = || -> Result<VerbExit, Error> {
             let OperateAnswer { task_id, .. } = client.post(PATH, &body)?.read()?;
             Ok(status::exit(
-                &crate::wait::wait_silently(&client, &task_id, self.timeout, around.pace)?.view.ops,
+                &crate::wait::wait_silently(&client, &task_id, self.timeout, console.pace)?.view.ops,
             ))
         };
         let asked = asked();
-        let exit = unknown_if_nowhere(kind, &self.targets, asked, around)?;
+        let exit = unknown_if_no_host(kind, &self.targets, asked, console)?;
         if !self.quiet {
-            around.say(match exit {
+            console.print_line(match exit {
                 VerbExit::Done => "running",
                 VerbExit::Stopped => "stopped",
                 VerbExit::Unknown | VerbExit::Failed | VerbExit::Usage | VerbExit::Unreachable => "unknown",
@@ -139,17 +139,17 @@ impl IsRunning {
 }
 
 /// A process that no known host has is reported as unknown.
-fn unknown_if_nowhere(
+fn unknown_if_no_host(
     kind: OpKind,
     targets: &Targets,
     done: Result<VerbExit, Error>,
-    around: &mut Surroundings<'_>,
+    console: &mut Console<'_>,
 ) -> Result<VerbExit, Error> {
     match done {
         Err(fault @ Error::Refused { code, .. })
-            if kind == OpKind::Query && !targets.names_places() && code == Code::BadRequest.external() =>
+            if kind == OpKind::Query && !targets.names_targets() && code == Code::BadRequest.external() =>
         {
-            around.note(&format!("error: {fault}"));
+            console.note(&format!("error: {fault}"));
             Ok(VerbExit::Unknown)
         }
         done => done,
@@ -171,47 +171,47 @@ impl OperateRun<'_> {
         &self,
         client: &Client,
         mut body: Map<String, Value>,
-        around: &mut Surroundings<'_>,
+        console: &mut Console<'_>,
     ) -> Result<VerbExit, Error> {
         if self.dry_run {
             body.insert("dry_run".to_owned(), json!(true));
             let answer = client.post(PATH, &body)?;
-            let meant: OperateAnswer = answer.read()?;
+            let matches: OperateAnswer = answer.read()?;
             match self.output.format() {
-                Format::Json => around.json(&answer.data)?,
-                Format::Text => show_meant(&meant, around)?,
+                Format::Json => console.json(&answer.data)?,
+                Format::Text => show_matches(&matches, console)?,
             }
             return Ok(VerbExit::Done);
         }
-        if !self.may_go_on(client, &body, around)? {
-            around.note("nothing was sent");
+        if !self.confirm(client, &body, console)? {
+            console.note("nothing was sent");
             return Ok(VerbExit::Failed);
         }
         let answer = client.post_once(PATH, &body, self.key)?;
-        let meant: OperateAnswer = answer.read()?;
-        if meant.count > 1 {
-            around.note(&words(&meant));
+        let matches: OperateAnswer = answer.read()?;
+        if matches.count > 1 {
+            console.note(&match_summary(&matches));
         }
-        self.follow(client, &answer, &meant.task_id, around)
+        self.follow(client, &answer, &matches.task_id, console)
     }
 
-    /// Asks for confirmation if there is a person and many hosts match.
-    fn may_go_on(
+    /// Prompts for confirmation if there is a person and many hosts match.
+    fn confirm(
         &self,
         client: &Client,
         body: &Map<String, Value>,
-        around: &mut Surroundings<'_>,
+        console: &mut Console<'_>,
     ) -> Result<bool, Error> {
-        if self.yes || around.asks == Asks::Nobody || self.kind == OpKind::Query {
+        if self.yes || console.prompts == Prompts::Forbidden || self.kind == OpKind::Query {
             return Ok(true);
         }
         let mut looking = body.clone();
         looking.insert("dry_run".to_owned(), json!(true));
-        let meant: OperateAnswer = client.post(PATH, &looking)?.read()?;
-        if meant.count <= ASK_ABOVE {
+        let matches: OperateAnswer = client.post(PATH, &looking)?.read()?;
+        if matches.count <= ASK_ABOVE {
             return Ok(true);
         }
-        confirmed(&format!("{}; {} them? [y/N] ", words(&meant), self.kind.verb()), around)
+        confirmed(&format!("{}; {} them? [y/N] ", match_summary(&matches), self.kind.verb()), console)
     }
 
     /// Waits for the outcomes, unless the caller does not want to.
@@ -220,49 +220,53 @@ impl OperateRun<'_> {
         client: &Client,
         answer: &ReplyData,
         task_id: &str,
-        around: &mut Surroundings<'_>,
+        console: &mut Console<'_>,
     ) -> Result<VerbExit, Error> {
-        match self.waiting.follow(client, answer, task_id, &self.output, around)? {
-            Some(seen) => self.report(&seen, around),
+        match self.waiting.follow(client, answer, task_id, &self.output, console)? {
+            Some(seen) => self.report(&seen, console),
             None => Ok(VerbExit::Done),
         }
     }
 
-    fn report(&self, seen: &WatchedTask, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn report(&self, seen: &WatchedTask, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let query = self.kind == OpKind::Query;
         match self.output.format() {
-            Format::Json => around.json(&seen.data)?,
+            Format::Json => console.json(&seen.data)?,
             Format::Text if query => {
                 let rows = status::rows(&seen.view.ops);
-                around.table(status::HEADER, rows, "the task has no ops")?;
+                console.table(status::HEADER, rows, "the task has no ops")?;
             }
-            Format::Text => around.say(&seen.summary())?,
+            Format::Text => console.print_line(&seen.summary())?,
         }
         Ok(if query { status::exit(&seen.view.ops) } else { seen.exit(self.waiting.strict) })
     }
 }
 
-pub(super) fn confirmed(question: &str, around: &mut Surroundings<'_>) -> Result<bool, Error> {
-    around.ask(question)?;
-    Ok(matches!(read_line(around.input).trim(), "y" | "Y" | "yes"))
+pub(super) fn confirmed(question: &str, console: &mut Console<'_>) -> Result<bool, Error> {
+    console.ask(question)?;
+    Ok(matches!(read_line(console.input).trim(), "y" | "Y" | "yes"))
 }
 
-fn words(meant: &OperateAnswer) -> String {
-    let hosts = if meant.count == 1 { "1 host is".to_owned() } else { format!("{} hosts are", meant.count) };
-    match meant.procs.as_slice() {
-        [] | [_] => format!("{hosts} meant"),
-        several => format!("{hosts} meant, with {} processes", several.len()),
+fn match_summary(matches: &OperateAnswer) -> String {
+    let hosts = if matches.count == 1 {
+        "1 host matches".to_owned()
+    } else {
+        format!("{} hosts match", matches.count)
+    };
+    match matches.procs.as_slice() {
+        [] | [_] => hosts,
+        several => format!("{hosts}, with {} processes", several.len()),
     }
 }
 
 /// The hosts; if there are several processes, the hosts of each.
-fn show_meant(meant: &OperateAnswer, around: &mut Surroundings<'_>) -> Result<(), Error> {
-    around.note(&format!("{}; nothing was sent", words(meant)));
-    match meant.procs.as_slice() {
-        [] | [_] => meant.hosts.iter().try_for_each(|host| around.say(&plain(host))),
+fn show_matches(matches: &OperateAnswer, console: &mut Console<'_>) -> Result<(), Error> {
+    console.note(&format!("{}; nothing was sent", match_summary(matches)));
+    match matches.procs.as_slice() {
+        [] | [_] => matches.hosts.iter().try_for_each(|host| console.print_line(&plain(host))),
         several => several.iter().try_for_each(|proc| {
             let named = format!("{}:{}", proc.namespace, proc.name);
-            proc.hosts.iter().try_for_each(|host| around.say(&plain(&format!("{host} {named}"))))
+            proc.hosts.iter().try_for_each(|host| console.print_line(&plain(&format!("{host} {named}"))))
         }),
     }
 }

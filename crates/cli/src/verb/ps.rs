@@ -4,7 +4,7 @@ use super::list::{FLEET_PAGE, ListedRows, PageFlags, Watching};
 use super::targets::host;
 use crate::client::Client;
 use crate::output::{Format, OutputFlag, age, yes_no};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::{ConnectionFlags, Console, Error, VerbExit};
 use procfleet_core::id::Host;
 use procfleet_proto::http::native::{ProcRow, ProcState};
 
@@ -13,23 +13,22 @@ pub struct Ps {
     /// Only the processes of this namespace
     #[arg(long, value_name = "NS")]
     pub namespace: Option<String>,
-    /// Only the processes of this name; * and ? are allowed
+    /// Only the processes of this name; * and ? are wildcards
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Only the processes of this host, as CLOUD:IP, or IP for cloud area 0
     #[arg(long, value_name = "HOST", value_parser = host)]
     pub host: Option<Host>,
-    /// Only the processes on hosts that are meant: addresses, ranges, blocks, globs, ids, labels; give it
-    /// again for more
+    /// Only the processes on selected hosts: addresses, ranges, blocks, globs, ids, labels; repeatable
     #[arg(long, value_name = "TERM")]
     pub select: Vec<String>,
-    /// Only the processes that are so
+    /// Only the processes in this state
     #[arg(long, value_name = "STATE", value_parser = STATES)]
     pub state: Option<String>,
-    /// Only the processes that are not as they should be: given up, unhealthy, or with a note
+    /// Only the processes with a problem: given up, unhealthy, or with a note
     #[arg(long)]
     pub failed: bool,
-    /// The column that the rows are ordered by
+    /// Order of the rows
     #[arg(long, value_name = "COLUMN", value_enum, default_value_t)]
     pub sort: ProcSort,
     #[command(flatten)]
@@ -65,12 +64,12 @@ const STATES: [&str; 9] = [
 ];
 
 impl Ps {
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
-        self.watching.repeat(around, |around| self.show(&client, around))
+        self.watching.repeat(console, |console| self.show(&client, console))
     }
 
-    fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn show(&self, client: &Client, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let query: Vec<(&'static str, String)> = [
             ("namespace", self.namespace.clone()),
             ("name", self.name.clone()),
@@ -86,23 +85,23 @@ impl Ps {
         let listed: ListedRows<ProcRow> =
             ListedRows::read(client, "/api/v1/procs", &query, &self.page, FLEET_PAGE)?;
         match self.output.format() {
-            Format::Json => around.json(&listed.json())?,
+            Format::Json => console.json(&listed.json())?,
             Format::Text => {
-                let now = around.now;
-                around.table(
+                let now = console.now;
+                console.table(
                     ["HOST", "NAMESPACE", "NAME", "STATE", "HOSTED", "PID", "SINCE", "NOTE"],
                     listed.rows.iter().map(|row| cells(row, now)).collect(),
                     "no processes",
                 )?;
             }
         }
-        listed.note_more(around);
+        listed.note_more(console);
         Ok(VerbExit::Done)
     }
 }
 
 impl ProcSort {
-    /// As the API calls it; `None`: its default.
+    /// The value in the API; `None`: the default of the API.
     fn word(self) -> Option<&'static str> {
         match self {
             ProcSort::Host => None,

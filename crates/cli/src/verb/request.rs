@@ -54,15 +54,15 @@ pub(super) fn read_file(path: &Path, stdin: &mut dyn Read) -> Result<Object, Err
 fn refuse_unread(object: &Object, shown: &str) -> Result<(), Error> {
     let unread = typos::in_request(object).into_iter();
     let unread = unread.filter(|unread| !LOGIN_FIELDS.contains(&unread.path.as_str()));
-    let said: Vec<String> = unread
+    let unknown: Vec<String> = unread
         .map(|Unread { path, meant }| match meant {
             Some(meant) => format!("{path} is not known; did you mean {meant}?"),
             None => format!("{path} is not known"),
         })
         .collect();
-    match said.is_empty() {
+    match unknown.is_empty() {
         true => Ok(()),
-        false => Err(Error::Usage(format!("{shown}: {}", said.join("; ")))),
+        false => Err(Error::Usage(format!("{shown}: {}", unknown.join("; ")))),
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn spec_flags_have_their_places() {
+    fn spec_flags_are_written_to_their_fields() {
         check(
             "web --cmd a --pid-file run/web.pid --setup-path /srv/web --user www --every 60 --cpu-limit 50 --instances 2",
             None,

@@ -38,7 +38,7 @@ impl Targets {
         self.names.first().map_or("*", String::as_str)
     }
 
-    pub(super) fn names_places(&self) -> bool {
+    pub(super) fn names_targets(&self) -> bool {
         !self.hosts.is_empty() || !self.agents.is_empty() || !self.select.is_empty()
     }
 
@@ -55,9 +55,9 @@ impl Targets {
         if self.names.len() > 1 {
             set(body, "names", json!(self.names[1..]));
         }
-        const PLACES: [&str; 3] = ["select", "hosts", "agent_id_list"];
-        if self.names_places() {
-            PLACES.iter().for_each(|place| _ = body.shift_remove(*place));
+        const TARGET_FIELDS: [&str; 3] = ["select", "hosts", "agent_id_list"];
+        if self.names_targets() {
+            TARGET_FIELDS.iter().for_each(|field| _ = body.shift_remove(*field));
         }
         if !self.select.is_empty() {
             set(body, "select", json!(self.select));
@@ -71,9 +71,9 @@ impl Targets {
         }
         // As in operate_proc_v2, where agents win over hosts and an empty list is none.
         let empty =
-            |place: &&&str| body.get(**place).and_then(|list| list.as_array()).is_some_and(Vec::is_empty);
-        let empty: Vec<&str> = PLACES.iter().filter(empty).copied().collect();
-        empty.into_iter().for_each(|place| _ = body.shift_remove(place));
+            |field: &&&str| body.get(**field).and_then(|list| list.as_array()).is_some_and(Vec::is_empty);
+        let empty: Vec<&str> = TARGET_FIELDS.iter().filter(empty).copied().collect();
+        empty.into_iter().for_each(|field| _ = body.shift_remove(field));
         if body.contains_key("agent_id_list") {
             body.shift_remove("hosts");
         }

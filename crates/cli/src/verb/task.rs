@@ -1,12 +1,12 @@
-//! `procfleet task`: what became of the calls that were accepted.
+//! `procfleet task`: accepted calls and their outcomes.
 
 use super::list::{ListedRows, PageFlags, TASK_PAGE, Watching, note_more, target_order};
 use super::operate::{ASK_ABOVE, confirmed};
 use super::token::Ttl;
 use crate::client::{Client, path_segment};
-use crate::output::{Asks, Format, OutputFlag, age, plain};
-use crate::wait::{self, How, WaitMode, WatchedTask, how};
-use crate::{ConnectionFlags, Error, Surroundings, VerbExit};
+use crate::output::{Format, OutputFlag, Prompts, age, plain};
+use crate::wait::{self, OpEnd, WaitMode, WatchedTask, op_end};
+use crate::{ConnectionFlags, Console, Error, VerbExit};
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{OpRow, TaskRow};
 use serde::Deserialize;
@@ -20,14 +20,15 @@ struct AcceptedTask {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum TaskVerb {
-    /// Show a task and its ops as they are now
+    /// Show a task and its operations
     Show(ShownTask),
     /// Wait until a task has ended
     #[command(after_help = crate::EXITS)]
     Watch(TaskWatch),
-    /// Cancel a task: what has not begun does not begin, and nobody waits for the rest
+    /// Cancel a task: operations that have not begun are not started, and the server stops waiting for the
+    /// others
     Cancel(TaskShow),
-    /// Try a task again on the hosts where it failed, as a new task
+    /// Retry a task on the hosts where it failed, as a new task
     #[command(after_help = crate::EXITS)]
     Retry(Retry),
     /// Show the newest tasks
@@ -39,7 +40,7 @@ pub struct ShownTask {
     /// Only the operations that failed
     #[arg(long, conflicts_with = "state")]
     pub failed: bool,
-    /// Only the operations that are so
+    /// Only the operations in this state
     #[arg(long, value_name = "STATE", value_parser = ["open", "ended", "failed"])]
     pub state: Option<String>,
     #[command(flatten)]
@@ -64,7 +65,7 @@ pub struct TaskWatch {
     /// The task, as GSETASK:YYYYMMDDHHMMSS:N
     #[arg(value_name = "ID")]
     pub task: TaskId,
-    /// Wait no longer than this
+    /// Maximum time to wait
     #[arg(long, value_name = "SECS", default_value_t = 600)]
     pub timeout: u64,
     /// Fail also where nothing had to be done: start of a running process (828), stop or kill of a stopped
@@ -82,7 +83,7 @@ pub struct Retry {
     /// The task, as GSETASK:YYYYMMDDHHMMSS:N
     #[arg(value_name = "ID")]
     pub task: TaskId,
-    /// Do not ask, however many hosts are meant; without a terminal nobody is asked
+    /// Do not ask for confirmation; implied without a terminal
     #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
@@ -98,19 +99,19 @@ pub struct Retry {
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct TaskList {
-    /// How many of the newest tasks to show
+    /// Number of the newest tasks to show
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
     /// Only tasks that are older than this one
     #[arg(long, value_name = "ID")]
     pub after: Option<TaskId>,
-    /// Only those in which an operation failed
+    /// Only tasks with a failed operation
     #[arg(long)]
     pub failed: bool,
-    /// Only those that are so
+    /// Only tasks in this state
     #[arg(long, value_name = "STATE", value_parser = ["open", "ended"])]
     pub state: Option<String>,
-    /// Only those of the last so long, such as 10m or 2d
+    /// Only tasks of this last period, such as 10m or 2d
     #[arg(long, value_name = "TIME")]
     pub since: Option<Ttl>,
     #[command(flatten)]
@@ -132,19 +133,19 @@ impl TaskVerb {
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         match self {
-            TaskVerb::Show(shown) => shown.run(around),
-            TaskVerb::Watch(watch) => watch.run(around),
-            TaskVerb::Cancel(cancel) => cancel.cancel(around),
-            TaskVerb::Retry(retry) => retry.run(around),
-            TaskVerb::List(list) => list.run(around),
+            TaskVerb::Show(shown) => shown.run(console),
+            TaskVerb::Watch(watch) => watch.run(console),
+            TaskVerb::Cancel(cancel) => cancel.cancel(console),
+            TaskVerb::Retry(retry) => retry.run(console),
+            TaskVerb::List(list) => list.run(console),
         }
     }
 }
 
 impl ShownTask {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let TaskShow { task, output, connection } = &self.show;
         let state = if self.failed { Some("failed".to_owned()) } else { self.state.clone() };
         let filters: Vec<(&'static str, String)> = [("state", state), ("after", self.page.after.clone())]
@@ -153,26 +154,26 @@ impl ShownTask {
             .collect();
         let seen = wait::show(&connection.client()?, &task.to_string(), &filters, self.page.limit)?;
         match output.format() {
-            Format::Json => around.json(&seen.data)?,
-            Format::Text => describe(&seen, around)?,
+            Format::Json => console.json(&seen.data)?,
+            Format::Text => describe(&seen, console)?,
         }
-        note_more(seen.view.ops.len(), seen.next.as_deref(), seen.total, around);
-        // The question was answered; how the ops ended is what `watch` exits with.
+        note_more(seen.view.ops.len(), seen.next.as_deref(), seen.total, console);
+        // Success, because the question was answered. Only `watch` exits with the outcomes of the ops.
         Ok(VerbExit::Done)
     }
 }
 
 impl TaskShow {
-    fn cancel(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn cancel(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let task_id = self.task.to_string();
         let path = format!("/api/v1/tasks/{}/cancel", path_segment(&task_id));
         let answer = self.connection.client()?.post(&path, &json!({}))?;
         match self.output.format() {
-            Format::Json => around.json(&answer.data)?,
+            Format::Json => console.json(&answer.data)?,
             Format::Text => {
                 let task: TaskRow = answer.read()?;
                 let open = task.counts.open;
-                around.say(&match task.cancelled_at {
+                console.print_line(&match task.cancelled_at {
                     0 => format!("{task_id} had ended already"),
                     _ => {
                         format!("{task_id} is cancelled; {open} of its operations are on their way to an end")
@@ -185,26 +186,26 @@ impl TaskShow {
 }
 
 impl Retry {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let path = format!("/api/v1/tasks/{}/retry", path_segment(&self.task.to_string()));
         let client = self.connection.client()?;
-        if !self.may_go_on(&client, around)? {
-            around.note("nothing was sent");
+        if !self.confirm(&client, console)? {
+            console.note("nothing was sent");
             return Ok(VerbExit::Failed);
         }
         let answer = client.post_once(&path, &json!({}), self.idempotency_key.as_deref())?;
         let AcceptedTask { task_id } = answer.read()?;
-        match self.waiting.follow(&client, &answer, &task_id, &self.output, around)? {
-            Some(seen) => conclude(&seen, self.waiting.strict, &self.output, around),
+        match self.waiting.follow(&client, &answer, &task_id, &self.output, console)? {
+            Some(seen) => conclude(&seen, self.waiting.strict, &self.output, console),
             None => Ok(VerbExit::Done),
         }
     }
 }
 
 impl Retry {
-    /// Whether a person who is there agrees, where many hosts are meant.
-    fn may_go_on(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<bool, Error> {
-        if self.yes || around.asks == Asks::Nobody {
+    /// Prompts for confirmation if there is a person and many hosts match.
+    fn confirm(&self, client: &Client, console: &mut Console<'_>) -> Result<bool, Error> {
+        if self.yes || console.prompts == Prompts::Forbidden {
             return Ok(true);
         }
         let failed = [("state", "failed".to_owned())];
@@ -214,41 +215,41 @@ impl Retry {
             return Ok(true);
         }
         let count = seen.total.unwrap_or(seen.view.ops.len() as u64);
-        confirmed(&format!("{count} operations failed; try them again? [y/N] "), around)
+        confirmed(&format!("{count} operations failed; try them again? [y/N] "), console)
     }
 }
 
 impl TaskWatch {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let task_id = self.task.to_string();
         let client = self.connection.client()?;
-        let seen = wait::wait(&client, &task_id, self.timeout, self.output.format(), around)?;
-        conclude(&seen, self.strict, &self.output, around)
+        let seen = wait::wait(&client, &task_id, self.timeout, self.output.format(), console)?;
+        conclude(&seen, self.strict, &self.output, console)
     }
 }
 
-/// How a task ended that was waited for.
+/// Prints how an awaited task ended.
 fn conclude(
     seen: &WatchedTask,
     strict: bool,
     output: &OutputFlag,
-    around: &mut Surroundings<'_>,
+    console: &mut Console<'_>,
 ) -> Result<VerbExit, Error> {
     match output.format() {
-        Format::Json => around.json(&seen.data)?,
-        Format::Text => around.say(&seen.summary())?,
+        Format::Json => console.json(&seen.data)?,
+        Format::Text => console.print_line(&seen.summary())?,
     }
     Ok(seen.exit(strict))
 }
 
 impl TaskList {
-    fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let client = self.connection.client()?;
-        self.watching.repeat(around, |around| self.show(&client, around))
+        self.watching.repeat(console, |console| self.show(&client, console))
     }
 
-    fn show(&self, client: &Client, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
-        let now = around.now;
+    fn show(&self, client: &Client, console: &mut Console<'_>) -> Result<VerbExit, Error> {
+        let now = console.now;
         let filters: Vec<(&'static str, String)> = [
             ("failed", self.failed.then(|| "true".to_owned())),
             ("state", self.state.clone()),
@@ -261,50 +262,50 @@ impl TaskList {
         let listed: ListedRows<TaskRow> =
             ListedRows::read(client, "/api/v1/tasks", &filters, &page, TASK_PAGE)?;
         match self.output.format() {
-            Format::Json => around.json(&listed.json())?,
-            Format::Text => around.table(
+            Format::Json => console.json(&listed.json())?,
+            Format::Text => console.table(
                 ["TASK", "AGE", "USER", "APP", "WHAT", "TOTAL", "OPEN", "OK", "FAILED"],
                 listed.rows.iter().map(|row| list_cells(row.clone(), now)).collect(),
                 "no tasks",
             )?,
         }
-        listed.note_more(around);
+        listed.note_more(console);
         Ok(VerbExit::Done)
     }
 }
 
-fn describe(seen: &WatchedTask, around: &mut Surroundings<'_>) -> Result<(), Error> {
+fn describe(seen: &WatchedTask, console: &mut Console<'_>) -> Result<(), Error> {
     let task = &seen.view.task;
-    around.say(&seen.summary())?;
+    console.print_line(&seen.summary())?;
     let by = plain(&format!("by {} ({})", task.bk_username, task.bk_app_code));
-    let at = around.moment(task.created_at);
-    around.note(&format!("{by} at {at}"));
+    let at = console.moment(task.created_at);
+    console.note(&format!("{by} at {at}"));
     if !task.retry_of.is_empty() {
-        around.note(&format!("tries {} again where it failed", plain(&task.retry_of)));
+        console.note(&format!("tries {} again where it failed", plain(&task.retry_of)));
     }
     if task.cancelled_at != 0 {
-        let at = around.moment(task.cancelled_at);
-        around.note(&format!("cancelled at {at}"));
+        let at = console.moment(task.cancelled_at);
+        console.note(&format!("cancelled at {at}"));
     }
     let mut ops: Vec<&OpRow> = seen.view.ops.iter().collect();
     // A part of the ops stays in the order of its pages.
     if seen.has_all_ops() {
         ops.sort_by_cached_key(|op| (target_order(&op.target), op.namespace.clone(), op.name.clone()));
     }
-    let rows = ops.into_iter().map(|op| op_cells(op, around)).collect();
-    around.table(
+    let rows = ops.into_iter().map(|op| op_cells(op, console)).collect();
+    console.table(
         ["TARGET", "NAMESPACE", "NAME", "OP", "STATE", "CODE", "MESSAGE"],
         rows,
         "the task has no ops",
     )
 }
 
-fn op_cells(op: &OpRow, around: &Surroundings<'_>) -> [String; 7] {
-    let state = match how(op) {
-        How::Open => "open",
-        How::Ok => "ok",
-        How::AlreadySo(word) => word,
-        How::Failed => "failed",
+fn op_cells(op: &OpRow, console: &Console<'_>) -> [String; 7] {
+    let state = match op_end(op) {
+        OpEnd::Open => "open",
+        OpEnd::Ok => "ok",
+        OpEnd::AlreadySo(word) => word,
+        OpEnd::Failed => "failed",
     };
     [
         op.target.clone(),
@@ -316,7 +317,7 @@ fn op_cells(op: &OpRow, around: &Surroundings<'_>) -> [String; 7] {
         match op.late_at {
             0 => op.error_msg.clone(),
             at => {
-                let (code, message, at) = (op.late_code, &op.late_msg, around.moment(at));
+                let (code, message, at) = (op.late_code, &op.late_msg, console.moment(at));
                 format!("{}; reported late, at {at}: {code} {message}", op.error_msg)
             }
         },

@@ -4,7 +4,7 @@
 use super::common::CommonFlags;
 use crate::client::ReplyData;
 use crate::output::{OutputFlag, plain};
-use crate::{Error, Surroundings, VerbExit};
+use crate::{Console, Error, VerbExit};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{CreateToken, CreatedToken, TokenRow};
 use std::str::FromStr;
@@ -81,7 +81,7 @@ impl FromStr for Ttl {
             'd' => 24 * 60 * 60,
             _ => return Err(bad()),
         };
-        // `parse` alone would take a plus sign.
+        // `parse` alone would accept a plus sign.
         if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
             return Err(bad());
         }
@@ -95,7 +95,7 @@ impl FromStr for Ttl {
 }
 
 impl Ttl {
-    /// The time that was so long ago; not before 1970.
+    /// The time this long ago; not before 1970.
     pub(super) fn ago(self, now: i64) -> i64 {
         now.saturating_sub(i64::try_from(self.secs).unwrap_or(i64::MAX)).max(0)
     }
@@ -110,25 +110,25 @@ impl TokenVerb {
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         match self {
             TokenVerb::Create(create) => {
                 let answer = create.common.post("/api/v1/tokens", &create.request())?;
-                create.common.show(around, &answer, show_created)
+                create.common.show(console, &answer, show_created)
             }
             TokenVerb::List(common) => {
                 let answer = common.get("/api/v1/tokens")?;
-                common.show(around, &answer, |around, answer| show(around, answer.read()?))
+                common.show(console, &answer, |console, answer| show(console, answer.read()?))
             }
             TokenVerb::Revoke(TokenRevoke { id, common }) => {
                 let answer = common.post_empty(&format!("/api/v1/tokens/{id}/revoke"))?;
-                common.show(around, &answer, |around, answer| show(around, vec![answer.read()?]))
+                common.show(console, &answer, |console, answer| show(console, vec![answer.read()?]))
             }
         }
     }
 }
 
-fn show(around: &mut Surroundings<'_>, rows: Vec<TokenRow>) -> Result<(), Error> {
+fn show(console: &mut Console<'_>, rows: Vec<TokenRow>) -> Result<(), Error> {
     let mut cells = Vec::new();
     for row in rows {
         cells.push([
@@ -138,11 +138,11 @@ fn show(around: &mut Surroundings<'_>, rows: Vec<TokenRow>) -> Result<(), Error>
             row.bk_biz_id.to_string(),
             row.uses_left.to_string(),
             if row.replace { "any agent" } else { "lost agents" }.to_owned(),
-            around.moment(row.created_at),
-            around.moment(row.expires_at),
+            console.moment(row.created_at),
+            console.moment(row.expires_at),
         ]);
     }
-    around.table(
+    console.table(
         ["ID", "STATE", "CLOUD", "BUSINESS", "USES LEFT", "REPLACES", "MADE", "UNTIL"],
         cells,
         "there are no join tokens",
@@ -161,18 +161,18 @@ impl TokenCreate {
     }
 }
 
-fn show_created(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+fn show_created(console: &mut Console<'_>, answer: &ReplyData) -> Result<(), Error> {
     let made: CreatedToken = answer.read()?;
-    around.say(&plain(&made.token))?;
+    console.print_line(&plain(&made.token))?;
     let agents = if made.uses == 1 { "1 agent".to_owned() } else { format!("{} agents", made.uses) };
-    around.note(&format!(
+    console.note(&format!(
         "for {agents} of cloud area {} and business {}, until {}; it is shown only this once",
         made.bk_cloud_id,
         made.bk_biz_id,
-        around.moment(made.expires_at)
+        console.moment(made.expires_at)
     ));
     let port = made.link_port.map_or("PORT".to_owned(), |port| port.to_string());
-    around.note(&format!(
+    console.note(&format!(
         "on the new host: write it to a file, and procfleet agent --server https://SERVER:{port} --token-file FILE"
     ));
     Ok(())

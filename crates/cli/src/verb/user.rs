@@ -5,7 +5,7 @@ use super::common::CommonFlags;
 use super::token::Ttl;
 use crate::client::{ReplyData, path_segment};
 use crate::output::{OutputFlag, plain};
-use crate::{Error, Surroundings, VerbExit};
+use crate::{Console, Error, VerbExit};
 use procfleet_proto::http::users::{CreateUser, CreateUserToken, UserToken, UserView};
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -56,31 +56,31 @@ impl User {
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         match self {
             User::Create(UserName { name, common }) => {
                 let answer = common.post("/api/v1/users", &CreateUser { name: name.clone() })?;
-                common.show(around, &answer, show_one)
+                common.show(console, &answer, show_one)
             }
             User::List(common) => {
                 let answer = common.get("/api/v1/users")?;
-                common.show(around, &answer, |around, answer| show(around, answer.read()?))
+                common.show(console, &answer, |console, answer| show(console, answer.read()?))
             }
             User::Token(UserTokenVerb { name, ttl, common }) => {
                 let answer = common.post(&path(name, "token"), &CreateUserToken { ttl_secs: ttl.secs })?;
-                common.show(around, &answer, show_token)
+                common.show(console, &answer, show_token)
             }
-            User::Disable(named) => named.act("disable", around),
-            User::Enable(named) => named.act("enable", around),
-            User::Revoke(named) => named.act("revoke", around),
+            User::Disable(named) => named.act("disable", console),
+            User::Enable(named) => named.act("enable", console),
+            User::Revoke(named) => named.act("revoke", console),
         }
     }
 }
 
 impl UserName {
-    fn act(&self, action: &str, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    fn act(&self, action: &str, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let answer = self.common.post_empty(&path(&self.name, action))?;
-        self.common.show(around, &answer, show_one)
+        self.common.show(console, &answer, show_one)
     }
 }
 
@@ -88,25 +88,25 @@ fn path(name: &str, action: &str) -> String {
     format!("/api/v1/users/{}/{action}", path_segment(name))
 }
 
-fn show_token(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
+fn show_token(console: &mut Console<'_>, answer: &ReplyData) -> Result<(), Error> {
     let made: UserToken = answer.read()?;
-    around.say(&plain(&made.token))?;
-    let until = around.moment(made.expires_at);
+    console.print_line(&plain(&made.token))?;
+    let until = console.moment(made.expires_at);
     let name = plain(&made.name);
-    around.note(&format!("a bk_token of user {name}, until {until}; it is shown only this once"));
+    console.note(&format!("a bk_token of user {name}, until {until}; it is shown only this once"));
     Ok(())
 }
 
-fn show_one(around: &mut Surroundings<'_>, answer: &ReplyData) -> Result<(), Error> {
-    show(around, vec![answer.read()?])
+fn show_one(console: &mut Console<'_>, answer: &ReplyData) -> Result<(), Error> {
+    show(console, vec![answer.read()?])
 }
 
-fn show(around: &mut Surroundings<'_>, users: Vec<UserView>) -> Result<(), Error> {
-    let rows = users.into_iter().map(|user| cells(user, around)).collect();
-    around.table(["USER", "STATE", "TOKENS", "CREATED"], rows, "no users")
+fn show(console: &mut Console<'_>, users: Vec<UserView>) -> Result<(), Error> {
+    let rows = users.into_iter().map(|user| cells(user, console)).collect();
+    console.table(["USER", "STATE", "TOKENS", "CREATED"], rows, "no users")
 }
 
-fn cells(user: UserView, around: &Surroundings<'_>) -> [String; 4] {
+fn cells(user: UserView, console: &Console<'_>) -> [String; 4] {
     let state = if user.disabled { "disabled" } else { "enabled" };
-    [user.name, state.to_owned(), user.tokens.to_string(), around.moment(user.created_at)]
+    [user.name, state.to_owned(), user.tokens.to_string(), console.moment(user.created_at)]
 }

@@ -2,7 +2,7 @@
 
 use super::common::CommonFlags;
 use crate::output::OutputFlag;
-use crate::{Error, Surroundings, VerbExit};
+use crate::{Console, Error, VerbExit};
 use procfleet_proto::http::events::WebhookRow;
 use serde_json::json;
 
@@ -43,29 +43,29 @@ impl WebhookVerb {
         }
     }
 
-    pub(crate) fn run(&self, around: &mut Surroundings<'_>) -> Result<VerbExit, Error> {
+    pub(crate) fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         match self {
             WebhookVerb::Create(WebhookCreate { receiver, common }) => {
                 let answer = common.post("/api/v1/webhooks", &json!({"url": receiver}))?;
-                common.show(around, &answer, |around, answer| show(around, vec![answer.read()?]))
+                common.show(console, &answer, |console, answer| show(console, vec![answer.read()?]))
             }
             WebhookVerb::List(common) => {
                 let answer = common.get("/api/v1/webhooks")?;
-                common.show(around, &answer, |around, answer| show(around, answer.read()?))
+                common.show(console, &answer, |console, answer| show(console, answer.read()?))
             }
             WebhookVerb::Remove(Remove { id, common }) => {
                 let answer = common.post_empty(&format!("/api/v1/webhooks/{id}/remove"))?;
-                common.show(around, &answer, |around, answer| show(around, answer.read()?))
+                common.show(console, &answer, |console, answer| show(console, answer.read()?))
             }
         }
     }
 }
 
-fn show(around: &mut Surroundings<'_>, rows: Vec<WebhookRow>) -> Result<(), Error> {
+fn show(console: &mut Console<'_>, rows: Vec<WebhookRow>) -> Result<(), Error> {
     let cells = |row: WebhookRow| {
-        let since = around.moment(row.created_at);
+        let since = console.moment(row.created_at);
         [row.id.to_string(), row.url, since, row.waiting.to_string(), row.trouble]
     };
     let rows = rows.into_iter().map(cells).collect();
-    around.table(["ID", "URL", "SINCE", "WAITING", "TROUBLE"], rows, "there are no webhooks")
+    console.table(["ID", "URL", "SINCE", "WAITING", "TROUBLE"], rows, "there are no webhooks")
 }

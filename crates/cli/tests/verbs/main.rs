@@ -7,7 +7,7 @@ mod server;
 mod show;
 
 use clap::Parser;
-use procfleet_cli::{Asks, Colors, PollPace, ProgressDisplay, Surroundings, Verb, VerbExit, run_in};
+use procfleet_cli::{Colors, Console, PollPace, ProgressDisplay, Prompts, Verb, VerbExit, run_in};
 use server::Server;
 use std::time::Duration;
 
@@ -47,11 +47,11 @@ fn run(server: &Server, line: &str) -> Ran {
 }
 
 fn run_with_input(url: &str, line: &str, input: &str) -> Ran {
-    run_as(Asks::Nobody, url, line, input)
+    run_as(Prompts::Forbidden, url, line, input)
 }
 
 /// With a person at the terminal, or without.
-fn run_as(asks: Asks, url: &str, line: &str, input: &str) -> Ran {
+fn run_as(prompts: Prompts, url: &str, line: &str, input: &str) -> Ran {
     let words = ["procfleet"].into_iter().chain(line.split_whitespace()).chain([
         "--url",
         url,
@@ -67,12 +67,12 @@ fn run_as(asks: Asks, url: &str, line: &str, input: &str) -> Ran {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let exit = run_in(
         verb,
-        &mut Surroundings {
+        &mut Console {
             input: &mut input.as_bytes(),
             out: &mut out,
             err: &mut err,
             progress: ProgressDisplay::Lines,
-            asks,
+            prompts,
             colors: Colors::Plain,
             zone: jiff::tz::TimeZone::UTC,
             now: NOW,

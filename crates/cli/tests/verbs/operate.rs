@@ -2,7 +2,7 @@
 
 use crate::server::{Reply, Server, ok, page, refused};
 use crate::{Ran, run, run_as, run_with_input};
-use procfleet_cli::{Asks, VerbExit};
+use procfleet_cli::{Prompts, VerbExit};
 use serde_json::{Value, json};
 
 const TASK: &str = "GSETASK:20261115205400:7";
@@ -49,7 +49,7 @@ fn open(kind: &str) -> Value {
 }
 
 #[test]
-fn a_start_waits_tells_each_op_once_and_succeeds() {
+fn a_start_waits_prints_each_op_once_and_succeeds() {
     let half = view("start", &[(0, "success"), (115, "handling")]);
     let done = view("start", &[(0, "success"), (0, "success")]);
     let server = Server::start([(OPERATE, accepted()), (POLL, vec![ok(open("start")), ok(half), ok(done)])]);
@@ -156,45 +156,45 @@ fn an_order_without_a_target_leaves_the_hosts_to_the_server() {
 
 #[test]
 fn a_person_is_asked_when_many_hosts_are_meant() {
-    for (hosts, asks, flags, input, exit, calls) in [
-        (21, Asks::Person, "", "y\n", VerbExit::Done, 2),
-        (21, Asks::Person, "", "n\n", VerbExit::Failed, 1),
-        (21, Asks::Person, "", "", VerbExit::Failed, 1),
-        (20, Asks::Person, "", "", VerbExit::Done, 2),
-        (21, Asks::Person, "--yes", "", VerbExit::Done, 1),
-        (21, Asks::Nobody, "", "", VerbExit::Done, 1),
+    for (hosts, prompts, flags, input, exit, calls) in [
+        (21, Prompts::Allowed, "", "y\n", VerbExit::Done, 2),
+        (21, Prompts::Allowed, "", "n\n", VerbExit::Failed, 1),
+        (21, Prompts::Allowed, "", "", VerbExit::Failed, 1),
+        (20, Prompts::Allowed, "", "", VerbExit::Done, 2),
+        (21, Prompts::Allowed, "--yes", "", VerbExit::Done, 1),
+        (21, Prompts::Forbidden, "", "", VerbExit::Done, 1),
     ] {
         let server = Server::start([(OPERATE, vec![ok(operated(TASK, hosts))])]);
-        let ran = run_as(asks, &server.url(), &format!("stop nginx --no-wait {flags}"), input);
-        assert_eq!((ran.exit, server.seen().len()), (exit, calls), "{hosts} {asks:?} {flags} {input:?}");
+        let ran = run_as(prompts, &server.url(), &format!("stop nginx --no-wait {flags}"), input);
+        assert_eq!((ran.exit, server.seen().len()), (exit, calls), "{hosts} {prompts:?} {flags} {input:?}");
         let sent: Vec<bool> = server.seen().iter().map(|seen| seen.body["dry_run"] != true).collect();
-        assert_eq!(sent.contains(&true), exit == VerbExit::Done, "{hosts} {asks:?} {flags} {input:?}");
-        let asked = ran.err.contains("21 hosts are meant; stop them? [y/N] ");
-        assert_eq!(asked, hosts > 20 && asks == Asks::Person && flags.is_empty(), "{}", ran.err);
+        assert_eq!(sent.contains(&true), exit == VerbExit::Done, "{hosts} {prompts:?} {flags} {input:?}");
+        let asked = ran.err.contains("21 hosts match; stop them? [y/N] ");
+        assert_eq!(asked, hosts > 20 && prompts == Prompts::Allowed && flags.is_empty(), "{}", ran.err);
     }
 }
 
 #[test]
 fn a_person_is_asked_before_many_hosts_are_tried_again() {
     const RETRY: &str = "POST /api/v1/tasks/GSETASK%3A20261115205400%3A7/retry";
-    for (hosts, asks, flags, input, exit) in [
-        (21, Asks::Person, "", "y\n", VerbExit::Done),
-        (21, Asks::Person, "", "n\n", VerbExit::Failed),
-        (20, Asks::Person, "", "", VerbExit::Done),
-        (21, Asks::Person, "--yes", "", VerbExit::Done),
-        (21, Asks::Nobody, "", "", VerbExit::Done),
+    for (hosts, prompts, flags, input, exit) in [
+        (21, Prompts::Allowed, "", "y\n", VerbExit::Done),
+        (21, Prompts::Allowed, "", "n\n", VerbExit::Failed),
+        (20, Prompts::Allowed, "", "", VerbExit::Done),
+        (21, Prompts::Allowed, "--yes", "", VerbExit::Done),
+        (21, Prompts::Forbidden, "", "", VerbExit::Done),
     ] {
         let failed = view("start", &vec![(836, "died"); hosts]);
         let server = Server::start([
             (POLL, vec![page(failed, Value::Null, hosts as u64)]),
             (RETRY, vec![ok(json!({"task_id": TASK}))]),
         ]);
-        let ran = run_as(asks, &server.url(), &format!("task retry {TASK} --no-wait {flags}"), input);
-        assert_eq!(ran.exit, exit, "{hosts} {asks:?} {flags} {input:?}: {}", ran.err);
+        let ran = run_as(prompts, &server.url(), &format!("task retry {TASK} --no-wait {flags}"), input);
+        assert_eq!(ran.exit, exit, "{hosts} {prompts:?} {flags} {input:?}: {}", ran.err);
         let sent = server.lines().iter().any(|line| line.starts_with("POST"));
-        assert_eq!(sent, exit == VerbExit::Done, "{hosts} {asks:?} {flags} {input:?}");
+        assert_eq!(sent, exit == VerbExit::Done, "{hosts} {prompts:?} {flags} {input:?}");
         let asked = ran.err.contains("21 operations failed; try them again? [y/N] ");
-        assert_eq!(asked, hosts > 20 && asks == Asks::Person && flags.is_empty(), "{}", ran.err);
+        assert_eq!(asked, hosts > 20 && prompts == Prompts::Allowed && flags.is_empty(), "{}", ran.err);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Names and messages of events.
 
-use super::Event;
 use super::limits::Excess;
+use super::{Event, messages};
 use crate::process::Exit;
 use crate::spec::OnUnhealthy;
 use std::fmt;
@@ -15,7 +15,7 @@ pub enum Severity {
 
 impl Event {
     /// The names of all events.
-    pub const KINDS: [&'static str; 12] = [
+    pub const KINDS: [&'static str; 13] = [
         "started",
         "unhealthy",
         "config_drift",
@@ -24,6 +24,7 @@ impl Event {
         "restart_succeeded",
         "restart_failed",
         "gave_up",
+        "command_failed",
         "run_failed",
         "run_missed",
         "over_limit",
@@ -41,6 +42,7 @@ impl Event {
             Event::RestartSucceeded { .. } => "restart_succeeded",
             Event::RestartFailed { .. } => "restart_failed",
             Event::GaveUp { .. } => "gave_up",
+            Event::CommandFailed { .. } => "command_failed",
             Event::RunFailed { .. } => "run_failed",
             Event::RunMissed { .. } => "run_missed",
             Event::OverLimit { .. } => "over_limit",
@@ -57,6 +59,7 @@ impl Event {
             | Event::RestartSucceeded { .. } => Severity::Info,
             Event::RestartFailed { .. }
             | Event::GaveUp { .. }
+            | Event::CommandFailed { .. }
             | Event::Unhealthy { .. }
             | Event::ConfigDrift { .. }
             | Event::RunFailed { .. }
@@ -82,6 +85,9 @@ impl fmt::Display for Event {
             Event::RestartSucceeded { pid } => write!(f, "it was started again as pid {pid}"),
             Event::RestartFailed { reason } => write!(f, "starting it again failed: {reason}"),
             Event::GaveUp { reason } => f.write_str(reason),
+            Event::CommandFailed { command, op, exit, output } => {
+                f.write_str(&messages::command_failed_later(command, *op, *exit, output))
+            }
             Event::RunFailed { reason } => write!(f, "a scheduled run failed: {reason}"),
             Event::RunMissed { count: 1 } => f.write_str("a scheduled run was missed"),
             Event::OverLimit { pid, limits, samples } => {

@@ -1,6 +1,6 @@
 //! The job that a machine is busy with: a purpose, and a stage with its deadlines.
 
-use super::policy::Fall;
+use super::policy::DownCause;
 use super::{Activity, Hosting, LookId, PlanId, Rest, RunId};
 use crate::boot_time::BootTime;
 use crate::code::Code;
@@ -13,12 +13,12 @@ use std::time::Duration;
 
 /// How often a process that should appear is looked for. Each look reads one small file.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(25);
-/// Each look for what should appear waits twice as long as the one before, up to this.
+/// Maximum pause between two looks. The pause doubles with each look.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// Number of consecutive looks that must find no descendant of the command before a launch fails early.
 pub(super) const HOPELESS_LOOKS: u32 = 3;
 /// How long a command that was ended may take to be gone before its op is answered without its output.
-pub(super) const LAST_WORDS: Duration = Duration::from_secs(2);
+pub(super) const COMMAND_END_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Job {
@@ -33,11 +33,11 @@ pub(super) enum Purpose {
     Op { op: OpId, kind: OpKind, before: Before },
     /// The process died, or a retry is due.
     Upkeep { last: String },
-    /// It uses more than it or its namespace is allowed, or is ill, and is ended for it. `op`: the order that
-    /// was under way, and that is answered when the process is gone.
-    Limit { fall: Fall, op: Option<(OpId, OpKind)> },
+    /// The process exceeds its own limits or those of its namespace, or is unhealthy, and is ended for it.
+    /// `op`: the order that was under way, and that is answered when the process is gone.
+    Limit { down_cause: DownCause, op: Option<(OpId, OpKind)> },
     /// The next run of a periodic process: when it is due, and its beginning.
-    Turn,
+    ScheduledRun,
     /// The agent has just started.
     Recover { interrupted: Vec<(OpId, OpKind)> },
     /// A stop or kill has been answered because the process is gone, but its command still runs. The command
@@ -45,8 +45,8 @@ pub(super) enum Purpose {
     Aftermath,
 }
 
-/// How things stood before an order. A stop that fails goes back to `hosting`; an order that changes nothing,
-/// to `rest`.
+/// The state before an order. A stop that fails goes back to `hosting`; an order that changes nothing, to
+/// `rest`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Before {
     pub(super) hosting: Hosting,
@@ -73,7 +73,7 @@ pub(super) enum Stage {
     Leaving(Leaving),
     /// A launch that was overtaken, or has failed, is ended: is anything of it left?
     Clearing(Clearing),
-    /// A start command of the agent's last life is at work.
+    /// A start command of the previous agent process still runs.
     Awaiting(Awaiting),
     /// After a reload whose process is gone: is there a successor?
     Reviewing(Review),
@@ -138,7 +138,7 @@ pub(super) struct Leaving {
 pub(super) enum Measure {
     None,
     /// SIGTERM was sent.
-    Told {
+    SentTerm {
         until: BootTime,
     },
     Killed {
@@ -151,32 +151,35 @@ pub(super) enum Measure {
 pub(super) struct Running {
     pub(super) run: RunId,
     pub(super) field: &'static str,
-    /// `None`: it may take as long as it likes.
+    /// `None`: no time limit.
     pub(super) deadline: Option<BootTime>,
     /// It exceeded its time limit and got SIGTERM.
     pub(super) timed_out: bool,
 }
 
-/// From the command of a start or restart to the end of its check.
+/// From the command of a start or restart to the end of its check. Fields that most launches do not need are
+/// boxed: a thousand launches at the same time leave as many holes of this size in the heap.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Launch {
     pub(super) command: Running,
     /// When the command began; with a restart_cmd, when it had ended the old process.
     pub(super) began: BootTime,
     /// `None`: the command is still running; perhaps it is the process.
-    pub(super) ended: Option<Ended>,
+    pub(super) ended: Option<Box<Ended>>,
     /// The process before a restart: its exit is not a failure.
     pub(super) old: Option<Process>,
     pub(super) seen: Option<SeenProcess>,
+    /// The process that was seen last is a child of the command, which does more than wait for it.
+    pub(super) is_child: bool,
     /// When a process was first recognised. A later process with another pid does not restart the window.
     pub(super) first_seen: Option<BootTime>,
     /// A process was seen and died after the command had ended.
-    pub(super) died: Option<(Process, Exit)>,
+    pub(super) died: Option<Box<(Process, Exit)>>,
     /// The command itself was the process when the command ended, and no process was seen since.
     pub(super) was_command: bool,
-    pub(super) missing: Option<Absence>,
-    /// How many looks in a row found that nothing of the command is left. One alone may have fallen into the
-    /// moment in which a process becomes another program and cannot be recognised.
+    pub(super) missing: Option<Box<Absence>>,
+    /// How many looks in a row found that nothing of the command is left. A single look may fall into an
+    /// `execve`, during which a process cannot be recognised.
     pub(super) hopeless_looks: u32,
     pub(super) looking: Option<LookId>,
     /// When the last look was asked for.
@@ -236,7 +239,7 @@ pub(super) struct Ending {
     pub(super) phase: EndPhase,
     pub(super) gone: bool,
     /// The stop command left the process running, and the process got the stop signal.
-    pub(super) told: bool,
+    pub(super) signalled: bool,
     pub(super) note: String,
     pub(super) launch: Option<RunId>,
 }
@@ -263,7 +266,7 @@ impl Measure {
     fn delay(&mut self, by: Duration) {
         match self {
             Measure::None => {}
-            Measure::Told { until } | Measure::Killed { until } => *until += by,
+            Measure::SentTerm { until } | Measure::Killed { until } => *until += by,
         }
     }
 }
@@ -287,7 +290,7 @@ impl Running {
             return Overdue::Abandon;
         }
         self.timed_out = true;
-        self.deadline = Some(now + LAST_WORDS);
+        self.deadline = Some(now + COMMAND_END_TIMEOUT);
         Overdue::End
     }
 }
@@ -304,7 +307,9 @@ impl Purpose {
         match self {
             Purpose::Op { op, kind, .. } => Some((*op, *kind)),
             Purpose::Limit { op, .. } => *op,
-            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } | Purpose::Aftermath => None,
+            Purpose::Upkeep { .. } | Purpose::ScheduledRun | Purpose::Recover { .. } | Purpose::Aftermath => {
+                None
+            }
         }
     }
 }
@@ -315,8 +320,10 @@ impl Job {
             return Activity::Starting;
         }
         match &self.purpose {
-            Purpose::Turn if matches!(self.stage, Stage::Ending(_)) => Activity::Stopping,
-            Purpose::Op { kind: OpKind::Start | OpKind::Host, .. } | Purpose::Turn => Activity::Starting,
+            Purpose::ScheduledRun if matches!(self.stage, Stage::Ending(_)) => Activity::Stopping,
+            Purpose::Op { kind: OpKind::Start | OpKind::Host, .. } | Purpose::ScheduledRun => {
+                Activity::Starting
+            }
             Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath => Activity::Stopping,
             Purpose::Op { kind: OpKind::Restart, .. } | Purpose::Upkeep { .. } | Purpose::Limit { .. } => {
                 Activity::Restarting
@@ -345,7 +352,7 @@ impl Job {
             | Purpose::Upkeep { .. }
             | Purpose::Limit { .. } => ends,
             // A plan is answered at once.
-            Purpose::Turn => ends && !matches!(self.stage, Stage::Planning { .. }),
+            Purpose::ScheduledRun => ends && !matches!(self.stage, Stage::Planning { .. }),
             Purpose::Op { kind: OpKind::Stop | OpKind::Reload, .. } => {
                 // A look is answered at once.
                 order == OpKind::Kill && !matches!(self.stage, Stage::Looking { .. })
@@ -451,7 +458,7 @@ impl Leaving {
         let look = self.looking.is_none().then_some(self.next_look);
         let command = self.command.as_ref().and_then(|(command, _)| command.deadline);
         let measure = match self.measure {
-            Measure::Told { until } => Some(until),
+            Measure::SentTerm { until } => Some(until),
             // The verdict waits for a look.
             Measure::None | Measure::Killed { .. } => None,
         };
@@ -529,7 +536,7 @@ impl Launch {
         self.missing = None;
         match process.found {
             Found::Shell => {}
-            Found::PidFile | Found::Foreground | Found::Name => {
+            Found::PidFile | Found::Foreground | Found::CommandChild | Found::Name => {
                 self.first_seen.get_or_insert(now);
             }
         }

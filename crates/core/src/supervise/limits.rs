@@ -5,12 +5,12 @@ use crate::spec::{LimitSamples, Resource};
 use crate::usage::{LimitHistory, Usage};
 use std::fmt;
 
-/// How many samples an event tells of. Their number is a setting, and an event has to travel.
-const MOST_TOLD: usize = 20;
+/// Maximum number of samples in an event. `limit_samples` may be larger, and an event must stay small.
+const SAMPLES_SHOWN: usize = 20;
 
-/// The samples of one process that were over a limit, without one between them that was not.
+/// Consecutive samples of one process above a limit.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct LimitStrain {
+pub(super) struct LimitTracker {
     process: Option<Process>,
     over: Vec<Usage>,
     past: LimitHistory,
@@ -20,38 +20,38 @@ pub(super) struct LimitStrain {
 pub(super) enum LimitVerdict {
     /// Within all limits.
     Within,
-    /// Over one of them, but not yet for long.
+    /// Above a limit, but not in enough consecutive samples.
     Wait,
     /// The samples that were over.
     Over { samples: Vec<Usage>, past: LimitHistory },
 }
 
-impl LimitStrain {
-    /// A new process and an overuse reset the count. One sample above a limit is a peak; `habit` consecutive
+impl LimitTracker {
+    /// A new process and an overuse reset the count. One sample above a limit is a peak; `needed` consecutive
     /// samples are an overuse.
-    pub(super) fn weigh(
+    pub(super) fn add_sample(
         &mut self,
         process: Process,
         usage: Usage,
         limits: &Resource,
-        habit: LimitSamples,
+        needed: LimitSamples,
     ) -> LimitVerdict {
         if !self.process.is_some_and(|known| known.is(&process)) {
-            *self = LimitStrain { process: Some(process), ..LimitStrain::default() };
+            *self = LimitTracker { process: Some(process), ..LimitTracker::default() };
         }
         if !usage.is_over(limits) {
             self.over.clear();
             self.past = LimitHistory::OnceWithin;
             return LimitVerdict::Within;
         }
-        let habit = usize::try_from(habit.0).unwrap_or(usize::MAX);
+        let needed = usize::try_from(needed.0).unwrap_or(usize::MAX);
         self.over.push(usage);
-        if self.over.len() < habit {
+        if self.over.len() < needed {
             return LimitVerdict::Wait;
         }
         let mut samples = std::mem::take(&mut self.over);
-        // The latest tell enough.
-        samples.drain(..samples.len().saturating_sub(MOST_TOLD));
+        // Only the latest samples are shown.
+        samples.drain(..samples.len().saturating_sub(SAMPLES_SHOWN));
         LimitVerdict::Over { samples, past: self.past }
     }
 }
@@ -78,9 +78,10 @@ impl fmt::Display for Excess<'_> {
             self.samples.iter().any(|s| self.limits.mem.is_some_and(|limit| s.mem > limit)),
             self.samples.iter().any(|s| self.limits.fd.is_some_and(|limit| s.fd > limit)),
         ];
-        let told = parts.into_iter().zip(broken).filter(|(_, broken)| *broken).filter_map(|(part, _)| part);
-        for (place, (used, limit)) in told.enumerate() {
-            let joint = if place == 0 { "" } else { "; " };
+        let exceeded =
+            parts.into_iter().zip(broken).filter(|(_, broken)| *broken).filter_map(|(part, _)| part);
+        for (index, (used, limit)) in exceeded.enumerate() {
+            let joint = if index == 0 { "" } else { "; " };
             write!(f, "{joint}{used} (limit {limit})")?;
         }
         Ok(())
@@ -102,14 +103,17 @@ mod tests {
 
     const LIMITS: Resource = Resource { cpu: Some(50.0), mem: Some(20.0), fd: Some(100) };
 
-    /// How many samples it takes until it is found over; 0: it is not.
+    /// The number of samples until the verdict is `Over`; 0: it never is.
     fn found_after(samples: &[(u32, Usage)], limits: &Resource) -> usize {
-        let mut strain = LimitStrain::default();
-        let habit = LimitSamples::default();
+        let mut limit_tracker = LimitTracker::default();
+        let needed = LimitSamples::default();
         let over = |(pid, usage): &(u32, Usage)| {
-            matches!(strain.weigh(process(*pid), *usage, limits, habit), LimitVerdict::Over { .. })
+            matches!(
+                limit_tracker.add_sample(process(*pid), *usage, limits, needed),
+                LimitVerdict::Over { .. }
+            )
         };
-        samples.iter().position(over).map_or(0, |place| place + 1)
+        samples.iter().position(over).map_or(0, |index| index + 1)
     }
 
     #[test]
@@ -138,16 +142,16 @@ mod tests {
     }
 
     #[test]
-    fn how_many_make_a_habit_is_a_setting() {
-        for (habit, samples, told) in [(1, 1, 1), (5, 5, 5), (1_000, 1_000, MOST_TOLD)] {
-            let mut strain = LimitStrain::default();
+    fn limit_samples_decides_how_many_samples_are_an_overuse() {
+        for (needed, samples, shown) in [(1, 1, 1), (5, 5, 5), (1_000, 1_000, SAMPLES_SHOWN)] {
+            let mut limit_tracker = LimitTracker::default();
             for number in 1..=samples {
-                let verdict = strain.weigh(process(1), cpu(99.0), &LIMITS, LimitSamples(habit));
+                let verdict = limit_tracker.add_sample(process(1), cpu(99.0), &LIMITS, LimitSamples(needed));
                 match verdict {
                     LimitVerdict::Over { samples: over, .. } => {
-                        assert_eq!((number, over.len()), (samples, told))
+                        assert_eq!((number, over.len()), (samples, shown))
                     }
-                    LimitVerdict::Wait => assert!(number < samples, "{habit}"),
+                    LimitVerdict::Wait => assert!(number < samples, "{needed}"),
                     LimitVerdict::Within => panic!("99 is over"),
                 }
             }
@@ -156,35 +160,38 @@ mod tests {
 
     #[test]
     fn a_pid_that_came_again_is_another_process() {
-        let mut strain = LimitStrain::default();
+        let mut limit_tracker = LimitTracker::default();
         let successor = Process { start_ticks: 8, ..process(1) };
         for who in [process(1), process(1), successor, successor] {
-            assert_eq!(strain.weigh(who, cpu(99.0), &LIMITS, LimitSamples(3)), LimitVerdict::Wait);
+            assert_eq!(
+                limit_tracker.add_sample(who, cpu(99.0), &LIMITS, LimitSamples(3)),
+                LimitVerdict::Wait
+            );
         }
     }
 
     #[test]
     fn a_verdict_resets_the_count() {
-        let mut strain = LimitStrain::default();
-        let mut weigh = || strain.weigh(process(1), cpu(99.0), &LIMITS, LimitSamples(3));
-        assert_eq!((weigh(), weigh()), (LimitVerdict::Wait, LimitVerdict::Wait));
+        let mut limit_tracker = LimitTracker::default();
+        let mut add_sample = || limit_tracker.add_sample(process(1), cpu(99.0), &LIMITS, LimitSamples(3));
+        assert_eq!((add_sample(), add_sample()), (LimitVerdict::Wait, LimitVerdict::Wait));
         assert_eq!(
-            weigh(),
+            add_sample(),
             LimitVerdict::Over { samples: vec![cpu(99.0); 3], past: LimitHistory::AlwaysOver }
         );
-        assert_eq!(weigh(), LimitVerdict::Wait);
+        assert_eq!(add_sample(), LimitVerdict::Wait);
     }
 
     #[test]
     fn a_process_that_was_once_within_its_limits_is_distinguished() {
-        let mut strain = LimitStrain::default();
+        let mut limit_tracker = LimitTracker::default();
         let mut last = LimitVerdict::Wait;
         for usage in [1.0, 99.0, 99.0, 99.0] {
-            last = strain.weigh(process(1), cpu(usage), &LIMITS, LimitSamples(3));
+            last = limit_tracker.add_sample(process(1), cpu(usage), &LIMITS, LimitSamples(3));
         }
         assert!(matches!(last, LimitVerdict::Over { past: LimitHistory::OnceWithin, .. }), "{last:?}");
         for usage in [99.0, 99.0, 99.0] {
-            last = strain.weigh(process(2), cpu(usage), &LIMITS, LimitSamples(3));
+            last = limit_tracker.add_sample(process(2), cpu(usage), &LIMITS, LimitSamples(3));
         }
         assert!(matches!(last, LimitVerdict::Over { past: LimitHistory::AlwaysOver, .. }), "{last:?}");
     }
@@ -192,9 +199,9 @@ mod tests {
     #[test]
     fn only_exceeded_limits_are_reported() {
         let samples = [cpu(61.24), Usage { cpu: 70.0, mem: 1.0, fd: 500 }, cpu(55.0)];
-        let told = |limits| Excess { limits, samples: &samples }.to_string();
-        assert_eq!(told(&LIMITS), "cpu 61.2, 70.0, 55.0 % (limit 50); 0, 500, 0 open files (limit 100)");
+        let text = |limits| Excess { limits, samples: &samples }.to_string();
+        assert_eq!(text(&LIMITS), "cpu 61.2, 70.0, 55.0 % (limit 50); 0, 500, 0 open files (limit 100)");
         let mem = Resource { mem: Some(0.5), ..Resource::default() };
-        assert_eq!(told(&mem), "mem 0.0, 1.0, 0.0 % (limit 0.5)");
+        assert_eq!(text(&mem), "mem 0.0, 1.0, 0.0 % (limit 0.5)");
     }
 }

@@ -1,11 +1,11 @@
-//! The messages of outcomes. Where GSE's own wording is known its callers may match on it, so ours begins
-//! with it.
+//! The messages of outcomes. Callers may match on GSE's own wording, so our messages begin with it where it
+//! is known.
 
 use super::{CommandEnd, Event, OtherAccount};
 use crate::op::OpKind;
 use crate::process::{Cause, Exit, Process};
 use crate::spec::Spec;
-use crate::spread;
+use crate::stagger;
 use std::time::Duration;
 
 pub(super) const SUCCESS: &str = "success";
@@ -16,12 +16,12 @@ pub(super) fn already_running(spec: &Spec, name: &str) -> String {
 
 pub(super) fn not_running(kind: OpKind, spec: &Spec, name: &str, cause: &Cause) -> String {
     let base = format!("no need to {} the process({}) that is not running", kind.verb(), subject(spec, name));
-    if is_puzzling(cause) || *cause == Cause::NoIdentity { format!("{base}: {cause}") } else { base }
+    if is_odd_absence(cause) || *cause == Cause::NoIdentity { format!("{base}: {cause}") } else { base }
 }
 
 /// Whether an operator should know why the process was not found. A missing pid file, or one of a dead
 /// process, is normal for a stopped process.
-pub(super) fn is_puzzling(cause: &Cause) -> bool {
+pub(super) fn is_odd_absence(cause: &Cause) -> bool {
     match cause {
         Cause::NoPidFile { .. }
         | Cause::DeadPid { .. }
@@ -77,13 +77,22 @@ pub(super) fn command_failed(field: &str, exit: Exit, output: &str) -> String {
     format!("Script exit code non-zero. Error message: [{}] ({field} {exit})", output.trim_end())
 }
 
+/// The command of a start or restart that had succeeded.
+pub(super) fn command_failed_later(field: &str, op: Option<OpKind>, exit: Exit, output: &str) -> String {
+    let base = match op {
+        Some(kind) => format!("{field} {exit} after the {} had succeeded", kind.verb()),
+        None => format!("{field} {exit} after the agent had started the process again"),
+    };
+    with_output(base, output)
+}
+
 pub(super) fn command_timeout(field: &str, limit: Duration, output: &str) -> String {
     let base =
         format!("{field} did not end within {} (op_timeout) and was ended with all it started", secs(limit));
     with_output(base, output)
 }
 
-/// A scheduled run took too long, and cannot even be killed.
+/// A scheduled run took too long and could not be killed.
 pub(super) fn run_not_ended(limit: Duration, pid: u32) -> String {
     format!(
         "start_cmd did not end within {} (op_timeout), and pid {pid} was killed and is still there",
@@ -148,8 +157,8 @@ pub(super) fn still_alive(
 }
 
 /// Callers may match on the word of success, so the message begins with it.
-pub(super) fn success_but(remark: &str) -> String {
-    format!("{SUCCESS}: {remark}")
+pub(super) fn success_but(note: &str) -> String {
+    format!("{SUCCESS}: {note}")
 }
 
 pub(super) fn had_to_be_killed(pid: u32, limit: Duration, note: &str) -> String {
@@ -194,7 +203,7 @@ pub(super) fn cancelled(kind: OpKind) -> String {
     format!("cancelled: {} had not begun, and nothing was done", kind.verb())
 }
 
-pub(super) fn let_go(kind: OpKind) -> String {
+pub(super) fn cancelled_under_way(kind: OpKind) -> String {
     format!(
         "cancelled: {} was under way; what it has begun goes on, and the status of the process tells how it ended",
         kind.verb()
@@ -239,7 +248,7 @@ pub(super) fn interrupted(kind: OpKind, left: Left) -> String {
     )
 }
 
-/// Why a start of the agent's last life is counted.
+/// Why a start by the previous agent process is counted.
 pub(super) const CUT_OFF: &str = "its start was cut off by the end of the agent";
 
 pub(super) fn start_cut_off(pid: u32) -> String {
@@ -281,7 +290,7 @@ pub(super) fn over_limit(event: &Event) -> String {
     format!("it was ended: {event}")
 }
 
-pub(super) fn was_ill(reason: &str) -> String {
+pub(super) fn was_unhealthy(reason: &str) -> String {
     format!("it was ended: it was unhealthy: {reason}")
 }
 
@@ -290,11 +299,11 @@ pub(super) fn retry(restarts: u32, most: u32, last: &str) -> String {
     format!("restart {restarts} of {most}; {last}")
 }
 
-pub(super) fn spread(cause: spread::SpreadCause) -> &'static str {
+pub(super) fn staggered(cause: stagger::StaggerCause) -> &'static str {
     match cause {
-        spread::SpreadCause::Boot => "the host has just booted",
-        spread::SpreadCause::Return => "the agent has just come back, and many are to be started",
-        spread::SpreadCause::Crowd => "many are to be started again at this moment",
+        stagger::StaggerCause::Boot => "the host has just booted",
+        stagger::StaggerCause::Return => "the agent has just come back, and many are to be started",
+        stagger::StaggerCause::Simultaneous => "many are to be started again at this moment",
     }
 }
 

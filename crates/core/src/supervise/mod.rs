@@ -44,6 +44,8 @@
 //!   later. At its end a process must be alive that has lived for at least a second; a change of the pid
 //!   within the window is not a failure. A launch fails earlier only if no process can appear later: the
 //!   command failed, or the command was the process and has exited.
+//! - A command that is still at work when its launch has succeeded may fail later. That is an event, unless
+//!   the process has ended too.
 //! - The processes of a failed launch are ended before the op is answered (`Clearing`). A process that cannot
 //!   be ended is named in the outcome and supervised.
 //! - After a restart of the agent, a start command that is still running is waited for (`Awaiting`). It is
@@ -66,7 +68,7 @@
 //!   reason. The same applies to a process that is chosen because its namespace exceeds a pool limit, and to
 //!   an unhealthy process if its spec asks for a restart. A resident process that is not hosted is left
 //!   alone.
-//! - Restarts of processes that died while the agent was away are staggered (see [`crate::spread`]), and so
+//! - Restarts of processes that died while the agent was away are staggered (see [`crate::stagger`]), and so
 //!   are starts after a boot of the host, and restarts that are due together with many others. Orders are not
 //!   staggered.
 //! - A run of a periodic proc is identified by its command alone, never by name or pid file, because a run
@@ -95,11 +97,11 @@ use crate::code::Code;
 use crate::groups::Overuse;
 use crate::health::HealthReport;
 use crate::id::OpId;
-use crate::op::{Instance, Order, Outcome};
+use crate::op::{Instance, OpKind, Order, Outcome};
 use crate::process::{Exit, Process, Sighting};
 use crate::signal::SignalNumber;
 use crate::spec::{Detached, OnUnhealthy, Resource, Spec};
-use crate::spread;
+use crate::stagger;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -143,7 +145,7 @@ pub enum Input {
     /// The result of an effect.
     Answer(EffectAnswer),
     /// A change of the process that the machine did not ask for.
-    News(ProcNews),
+    Notice(ProcNotice),
     /// Time has passed.
     Tick,
 }
@@ -159,13 +161,13 @@ pub enum EffectAnswer {
     CommandEnded { run: RunId, end: CommandEnd },
     /// The answer to [`Effect::Plan`].
     Planned { plan: PlanId, next: Next },
-    /// The answer to [`Effect::Place`].
-    Placed { plan: PlanId, at: BootTime, cause: spread::SpreadCause },
+    /// The answer to [`Effect::Stagger`].
+    Staggered { plan: PlanId, at: BootTime, cause: stagger::StaggerCause },
 }
 
 /// A change of a process, or of the resources that it uses.
 #[derive(Clone, Debug, PartialEq)]
-pub enum ProcNews {
+pub enum ProcNotice {
     /// A watched process has exited.
     Exited { process: Process, exit: Exit },
     /// The current usage of a process with all its descendants.
@@ -183,9 +185,9 @@ pub enum ProcNews {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    Well,
+    Healthy,
     /// `health_cmd` has failed several times in a row.
-    Ill {
+    Unhealthy {
         reason: String,
     },
 }
@@ -323,9 +325,9 @@ pub enum Effect {
         since: Option<BootTime>,
     },
     /// When may the process be started? Starts for the same reason are staggered.
-    Place {
+    Stagger {
         plan: PlanId,
-        occasion: spread::Occasion,
+        reason: stagger::StaggerReason,
     },
 }
 
@@ -356,7 +358,7 @@ pub enum LookScope {
     /// The run of a periodic process from before a restart of the agent: the known process, or, if the run
     /// began at `since` and was not seen yet, a session leader with the environment variables of this proc.
     /// Leftovers of older runs do not count.
-    Turn { last: Option<Process>, since: Option<BootTime> },
+    ScheduledRun { last: Option<Process>, since: Option<BootTime> },
 }
 
 /// Whether a command that is still running counts as the process although neither its name nor a pid file
@@ -400,7 +402,7 @@ pub enum Event {
     Unhealthy {
         reason: String,
         /// The reaction.
-        #[serde(default, skip_serializing_if = "is_told")]
+        #[serde(default, skip_serializing_if = "is_event_only")]
         then: OnUnhealthy,
     },
     /// A file of its `configmap` is not as the spec says.
@@ -427,6 +429,18 @@ pub enum Event {
     GaveUp {
         reason: String,
     },
+    /// A start or restart command failed that was still at work when its launch had succeeded. The process
+    /// goes on.
+    CommandFailed {
+        /// The field of the spec: `start_cmd` or `restart_cmd`.
+        command: String,
+        /// The order that it was run for. `None`: the agent restarted the process.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        op: Option<OpKind>,
+        exit: Exit,
+        /// The end of its output.
+        output: String,
+    },
     /// A scheduled run of a periodic process did not end well. The next one comes when it is due.
     RunFailed {
         reason: String,
@@ -452,6 +466,6 @@ pub enum Event {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
-fn is_told(then: &OnUnhealthy) -> bool {
+fn is_event_only(then: &OnUnhealthy) -> bool {
     *then == OnUnhealthy::Tell
 }

@@ -49,7 +49,7 @@ pub(super) enum RestartVerdict {
 
 /// Why it is not running. A launch that fails may take long without there having been a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fall {
+pub(super) enum DownCause {
     Died,
     NotStarted,
 }
@@ -57,17 +57,17 @@ pub(super) enum Fall {
 impl Streak {
     /// The process is dead, or could not be started. A stable run resets the count; after `start_retries`
     /// restarts without one the agent gives up.
-    pub(super) fn fell(
+    pub(super) fn restart_verdict(
         &mut self,
         now: BootTime,
-        fall: Fall,
+        down_cause: DownCause,
         policy: &Policy,
         key: &ProcKey,
     ) -> RestartVerdict {
         let long_ago = self.last_start.is_none_or(|start| now.since(start) > policy.stable_after());
-        let stable = fall == Fall::Died && long_ago;
+        let stable = down_cause == DownCause::Died && long_ago;
         if stable {
-            self.forgive();
+            self.reset();
         }
         if self.restarts >= policy.start_retries {
             return RestartVerdict::GiveUp;
@@ -87,7 +87,7 @@ impl Streak {
     }
 
     /// An order resets the count.
-    pub(super) fn forgive(&mut self) {
+    pub(super) fn reset(&mut self) {
         (self.restarts, self.pauses) = (0, 0);
     }
 }
@@ -115,25 +115,31 @@ mod tests {
         ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
     }
 
-    fn fell(streak: &mut Streak, now: u64, fall: Fall) -> RestartVerdict {
-        streak.fell(BootTime(now), fall, &policy(), &key("nginx"))
+    fn restart_verdict(streak: &mut Streak, now: u64, down_cause: DownCause) -> RestartVerdict {
+        streak.restart_verdict(BootTime(now), down_cause, &policy(), &key("nginx"))
     }
 
     #[test]
     fn a_long_life_is_followed_at_once_and_clears_the_count() {
         let mut streak = Streak { restarts: 2, last_start: Some(BootTime(0)), pauses: 2 };
-        assert_eq!(fell(&mut streak, 10_001, Fall::Died), RestartVerdict::Now);
+        assert_eq!(restart_verdict(&mut streak, 10_001, DownCause::Died), RestartVerdict::Now);
         assert_eq!((streak.restarts, streak.pauses), (1, 0));
     }
 
     #[test]
     fn short_lives_wait_and_then_end() {
         let mut streak = Streak { restarts: 0, last_start: Some(BootTime(1_000)), pauses: 0 };
-        assert_eq!(fell(&mut streak, 2_000, Fall::Died), RestartVerdict::At(BootTime(11_000)));
+        assert_eq!(
+            restart_verdict(&mut streak, 2_000, DownCause::Died),
+            RestartVerdict::At(BootTime(11_000))
+        );
         streak.last_start = Some(BootTime(11_000));
-        assert_eq!(fell(&mut streak, 11_500, Fall::Died), RestartVerdict::At(BootTime(21_000)));
+        assert_eq!(
+            restart_verdict(&mut streak, 11_500, DownCause::Died),
+            RestartVerdict::At(BootTime(21_000))
+        );
         streak.last_start = Some(BootTime(21_000));
-        assert_eq!(fell(&mut streak, 21_001, Fall::Died), RestartVerdict::GiveUp);
+        assert_eq!(restart_verdict(&mut streak, 21_001, DownCause::Died), RestartVerdict::GiveUp);
     }
 
     /// With the defaults: four restarts, ten seconds apart, and given up after forty.
@@ -145,11 +151,17 @@ mod tests {
             for number in 1..=u64::from(policy.start_retries) {
                 let due = BootTime(number * interval * 1_000);
                 let died = BootTime(due.0 - 500);
-                assert_eq!(streak.fell(died, Fall::Died, &policy, &key("nginx")), RestartVerdict::At(due));
+                assert_eq!(
+                    streak.restart_verdict(died, DownCause::Died, &policy, &key("nginx")),
+                    RestartVerdict::At(due)
+                );
                 streak.last_start = Some(due);
             }
             let last = streak.last_start.expect("it was started");
-            assert_eq!(streak.fell(last, Fall::Died, &policy, &key("nginx")), RestartVerdict::GiveUp);
+            assert_eq!(
+                streak.restart_verdict(last, DownCause::Died, &policy, &key("nginx")),
+                RestartVerdict::GiveUp
+            );
         }
     }
 
@@ -160,7 +172,7 @@ mod tests {
             let policy = Policy { start_interval, start_check, start_retries: 1, ..Policy::default() };
             for (life, stable) in [(longest * 1_000, false), (longest * 1_000 + 1, true)] {
                 let mut streak = Streak { restarts: 1, last_start: Some(BootTime(0)), pauses: 0 };
-                let verdict = streak.fell(BootTime(life), Fall::Died, &policy, &key("nginx"));
+                let verdict = streak.restart_verdict(BootTime(life), DownCause::Died, &policy, &key("nginx"));
                 let expected = if stable { RestartVerdict::Now } else { RestartVerdict::GiveUp };
                 assert_eq!(verdict, expected, "{life} ms with {interval} and {check} s");
             }
@@ -176,7 +188,7 @@ mod tests {
         let mut restarts = 0;
         loop {
             now += Duration::from_secs(2);
-            match streak.fell(now, Fall::Died, &policy, &key("nginx")) {
+            match streak.restart_verdict(now, DownCause::Died, &policy, &key("nginx")) {
                 RestartVerdict::GiveUp => break,
                 RestartVerdict::Now => panic!("two seconds are no stable life"),
                 RestartVerdict::At(at) => assert!(at < now, "it is due already"),
@@ -192,16 +204,22 @@ mod tests {
     #[test]
     fn only_pauses_make_pauses_longer() {
         let mut streak = Streak { restarts: 0, last_start: Some(BootTime(0)), pauses: 0 };
-        assert_eq!(fell(&mut streak, 60_000, Fall::Died), RestartVerdict::Now);
+        assert_eq!(restart_verdict(&mut streak, 60_000, DownCause::Died), RestartVerdict::Now);
         streak.last_start = Some(BootTime(60_000));
-        assert_eq!(fell(&mut streak, 61_000, Fall::Died), RestartVerdict::At(BootTime(70_000)));
+        assert_eq!(
+            restart_verdict(&mut streak, 61_000, DownCause::Died),
+            RestartVerdict::At(BootTime(70_000))
+        );
     }
 
     #[test]
     fn a_launch_that_takes_long_to_fail_does_not_count_as_a_stable_run() {
         let mut streak = Streak { restarts: 1, last_start: Some(BootTime(0)), pauses: 0 };
-        assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), RestartVerdict::At(BootTime(10_000)));
-        assert_eq!(fell(&mut streak, 60_000, Fall::NotStarted), RestartVerdict::GiveUp);
+        assert_eq!(
+            restart_verdict(&mut streak, 60_000, DownCause::NotStarted),
+            RestartVerdict::At(BootTime(10_000))
+        );
+        assert_eq!(restart_verdict(&mut streak, 60_000, DownCause::NotStarted), RestartVerdict::GiveUp);
     }
 
     #[test]

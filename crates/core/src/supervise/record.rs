@@ -25,7 +25,7 @@ pub struct Record {
     pub older: Vec<Process>,
     /// The run of a periodic process that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub run: Option<ScheduledRun>,
+    pub run: Option<Box<ScheduledRun>>,
     /// The last process of a proc that is not running: workers that this process has left are not the
     /// process.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -9,10 +9,10 @@ use procfleet_core::groups::{Overuse, Pool};
 use procfleet_core::op::Order;
 use procfleet_core::process::{Absence, Cause, Evidence, Exit, Found, Process, Sighting};
 use procfleet_core::spec::{Detached, Kind, Policy, Spec};
-use procfleet_core::spread::{Occasion, SpreadCause};
+use procfleet_core::stagger::{StaggerCause, StaggerReason};
 use procfleet_core::supervise::{
     CommandEnd, Commit, Effect, EffectAnswer, Event, Health, Hosting, Input, Leader, LimitHistory, LookId,
-    LookScope, Machine, Next, OtherAccount, ProcNews, Record, RunId, Signal, Step, Usage, View, Write,
+    LookScope, Machine, Next, OtherAccount, ProcNotice, Record, RunId, Signal, Step, Usage, View, Write,
 };
 use procfleet_core::{BootTime, Code, Content, OpId, OpKind, Outcome, ProcKey, TaskId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -31,6 +31,8 @@ pub enum Does {
     /// Leaves a launcher behind and ends well. The launcher starts one process after the other: the pause
     /// before each, and how long it lives.
     Launcher { after: u64, lives: Vec<(u64, Option<u64>)> },
+    /// Starts the process at once, stays at work beside it, and ends.
+    Stays { after: u64, lives: Option<u64>, code: i32 },
     /// Is the process.
     Foreground { lives: Option<u64>, code: i32 },
     /// Never ends by itself.
@@ -121,9 +123,9 @@ pub struct World {
     /// How often the wall clock was asked.
     pub plans: u32,
     /// The delay of the staggered start after a restart of the agent.
-    pub place_delay: u64,
+    pub start_delay: u64,
     /// The delay of a staggered restart that is due together with others.
-    pub crowd_delay: u64,
+    pub restart_delay: u64,
     /// Commands do not take longer than their spec can bear.
     pub only_fair: bool,
     pub max_mains: usize,
@@ -145,6 +147,8 @@ pub struct World {
     agenda: BTreeMap<(BootTime, u64), Happening>,
     answers: VecDeque<Input>,
     runs: HashMap<RunId, Serial>,
+    /// The runs that have brought a process: a command that outlives it is a leftover.
+    had_main: Vec<Serial>,
     /// The last thing that was completed was a stop or kill.
     stopped: bool,
     /// The command that was run last is to start something.
@@ -214,8 +218,8 @@ impl World {
             behind: Vec::new(),
             wall_ahead: 0,
             plans: 0,
-            place_delay: 0,
-            crowd_delay: 0,
+            start_delay: 0,
+            restart_delay: 0,
             only_fair: false,
             max_mains: 0,
             done: Vec::new(),
@@ -234,6 +238,7 @@ impl World {
             agenda: BTreeMap::new(),
             answers: VecDeque::new(),
             runs: HashMap::new(),
+            had_main: Vec::new(),
             stopped: false,
             starting: false,
             idle_ticks: 0,
@@ -321,14 +326,14 @@ impl World {
     /// A sample of the main process with this usage.
     pub fn sample(&mut self, usage: Usage) {
         if let Some(process) = self.sampled() {
-            self.feed(Input::News(ProcNews::Sampled { process, usage }));
+            self.feed(Input::Notice(ProcNotice::Sampled { process, usage }));
         }
     }
 
     /// The result of `health_cmd` changes.
     pub fn health(&mut self, health: Health) {
         if let Some(process) = self.machine.process() {
-            self.feed(Input::News(ProcNews::Health { process, health }));
+            self.feed(Input::Notice(ProcNotice::Health { process, health }));
         }
     }
 
@@ -342,7 +347,7 @@ impl World {
                 sums: vec![12.0; 3],
                 victims: vec!["it".to_owned()],
             };
-            self.feed(Input::News(ProcNews::Overused { process, overuse: Box::new(overuse), past }));
+            self.feed(Input::Notice(ProcNotice::Overused { process, overuse: Box::new(overuse), past }));
         }
     }
 
@@ -614,7 +619,7 @@ impl World {
             Effect::Watch(process) => match self.live.iter_mut().find(|live| live.process.is(&process)) {
                 Some(live) => (live.watched, live.retired) = (true, false),
                 None => {
-                    let input = Input::News(ProcNews::Exited { process, exit: Exit::Unknown });
+                    let input = Input::Notice(ProcNotice::Exited { process, exit: Exit::Unknown });
                     self.later(0, Happening::Tell { life: self.life, input });
                 }
             },
@@ -682,13 +687,13 @@ impl World {
                 let pids: Vec<u32> = self.live.iter().filter(brought).map(|live| live.process.pid).collect();
                 pids.into_iter().for_each(|pid| self.end(pid, Exit::Signal(9)));
             }
-            Effect::Place { plan, occasion } => {
-                let (delay, cause) = match occasion {
-                    Occasion::Return => (self.place_delay, SpreadCause::Boot),
-                    Occasion::Retry => (self.crowd_delay, SpreadCause::Crowd),
+            Effect::Stagger { plan, reason } => {
+                let (delay, cause) = match reason {
+                    StaggerReason::Return => (self.start_delay, StaggerCause::Boot),
+                    StaggerReason::Retry => (self.restart_delay, StaggerCause::Simultaneous),
                 };
                 let at = BootTime(self.now.0 + delay);
-                self.answers.push_back(Input::Answer(EffectAnswer::Placed { plan, at, cause }));
+                self.answers.push_back(Input::Answer(EffectAnswer::Staggered { plan, at, cause }));
             }
             Effect::Plan { plan, rule, since } => {
                 self.plans += 1;
@@ -795,6 +800,10 @@ impl World {
             | Does::Replace { after, .. } => {
                 self.later(after, Happening::ShellDone { run: serial, shell, does });
             }
+            Does::Stays { after, lives, .. } => {
+                self.daemonise(serial, Some(0), lives);
+                self.later(after, Happening::ShellDone { run: serial, shell, does });
+            }
             Does::Foreground { lives: Some(lives), code } => {
                 self.later(lives, Happening::Dies { pid: shell, exit: Exit::Code(code) });
             }
@@ -822,7 +831,10 @@ impl World {
             Happening::ShellDone { run, shell, does } if self.is_live(shell) => {
                 self.work(run, &does);
                 let code = match does {
-                    Does::Exit { code, .. } | Does::EndMain { code, .. } | Does::Replace { code, .. } => code,
+                    Does::Exit { code, .. }
+                    | Does::EndMain { code, .. }
+                    | Does::Replace { code, .. }
+                    | Does::Stays { code, .. } => code,
                     Does::Daemon { .. }
                     | Does::Launcher { .. }
                     | Does::Foreground { .. }
@@ -866,6 +878,7 @@ impl World {
                 self.daemonise(run, file, None);
             }
             Does::Exit { .. }
+            | Does::Stays { .. }
             | Does::Foreground { .. }
             | Does::Hang
             | Does::Unkillable
@@ -895,6 +908,7 @@ impl World {
             evidence: Evidence { run: (run + 1).try_into().ok(), ..Evidence::default() },
         };
         let starts = self.starting || role.is_main();
+        self.had_main.extend(role.is_main().then_some(run));
         self.live.push(Live { process, role, run, watched: false, retired: false, starts });
         if self.leaves.is_some() && role.is_main() {
             self.next_pid += 1;
@@ -912,8 +926,11 @@ impl World {
 
     /// Processes that belong to no watched process and to no running command.
     fn leftovers(&self) -> Vec<u32> {
+        let has_main = |run| self.live.iter().any(|live| live.run == run && live.role.is_main());
         let at_work = |live: &&Live| {
-            matches!(live.role, Role::Shell | Role::Both) && self.runs.values().any(|run| *run == live.run)
+            matches!(live.role, Role::Shell | Role::Both)
+                && self.runs.values().any(|run| *run == live.run)
+                && (!self.had_main.contains(&live.run) || has_main(live.run))
         };
         let kept: Vec<Serial> = self
             .live
@@ -953,7 +970,10 @@ impl World {
             );
         }
         if watched {
-            self.later(0, Happening::Tell { life, input: Input::News(ProcNews::Exited { process, exit }) });
+            self.later(
+                0,
+                Happening::Tell { life, input: Input::Notice(ProcNotice::Exited { process, exit }) },
+            );
         }
     }
 
@@ -975,7 +995,7 @@ impl World {
                 Some(pid) => self.running(*pid, Found::Name),
                 None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
             },
-            LookScope::Turn { last, since } => {
+            LookScope::ScheduledRun { last, since } => {
                 let known = last.filter(|last| self.live.iter().any(|live| live.process.is(last)));
                 let began = |live: &&Live| {
                     live.role == Role::Both
@@ -1025,8 +1045,8 @@ impl World {
         }
     }
 
-    /// Here nothing has a name by which to find it among a run's members: the pid file counts, or the command
-    /// itself.
+    /// Here only a process beside its command has a name by which to find it among a run's members. Else the
+    /// pid file counts, or the command itself.
     fn launched(&self, run: RunId, leader: Leader, spec: &Spec) -> Sighting {
         let cause = match self.by_file(spec) {
             Some(Ok(pid)) => return self.running(pid, Found::PidFile),
@@ -1046,19 +1066,20 @@ impl World {
         {
             return self.running(both.process.pid, Found::Foreground);
         }
+        let child = members.iter().find(|live| live.role == Role::Main && cause.is_none());
+        if let (Some(_), Some(child)) = (shell, child) {
+            return self.running(child.process.pid, Found::CommandChild);
+        }
         match (shell.filter(|_| cause.is_none() || leader == Leader::Accept), any) {
             (Some(shell), _) => self.running(shell.process.pid, at_work(shell.role)),
             (None, Some(member)) => self.running(member.process.pid, Found::Name),
-            (None, None) => {
-                let named = members.iter().find(|live| live.role == Role::Main && cause.is_none());
-                match named {
-                    Some(main) => self.running(main.process.pid, Found::Name),
-                    None => Sighting::Absent(Absence {
-                        cause: cause.unwrap_or_else(no_such_name),
-                        hopeless: members.is_empty(),
-                    }),
-                }
-            }
+            (None, None) => match child {
+                Some(main) => self.running(main.process.pid, Found::Name),
+                None => Sighting::Absent(Absence {
+                    cause: cause.unwrap_or_else(no_such_name),
+                    hopeless: members.is_empty(),
+                }),
+            },
         }
     }
 

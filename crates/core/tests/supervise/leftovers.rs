@@ -201,7 +201,7 @@ fn an_instance_that_a_command_has_missed_is_ended() {
 }
 
 #[test]
-fn a_stop_command_at_work_is_given_the_time_to_end_the_rest_itself() {
+fn a_running_stop_command_may_end_the_descendants_itself() {
     let mut spec = spec();
     spec.control.stop_cmd = "stop".to_owned();
     let mut world = World::new().script("stop", Does::EndMain { after: 1_000, code: 0 });

@@ -1,6 +1,6 @@
 //! Orders that wait, overtake one another, or are cancelled.
 
-use crate::common::{Does, Term, World, spec};
+use crate::common::{Does, PID_PATH, Term, World, spec};
 use crate::given::{Given, Then, given, state};
 use procfleet_core::supervise::Signal;
 use procfleet_core::{BootTime, OpKind};
@@ -59,6 +59,27 @@ fn a_start_that_was_overtaken_does_not_go_on() {
             world.run_for(60_000);
             assert_eq!((world.hosted(), state(&world), world.mains()), (false, Then::Down, 0), "{row}");
         }
+    }
+    // A command that stays at work beside its process is ended with it, however the process was found.
+    for (kind, pid_path) in [OpKind::Stop, OpKind::Kill]
+        .into_iter()
+        .flat_map(|kind| [PID_PATH, ""].map(|pid_path| (kind, pid_path)))
+    {
+        let row = format!("{} of a process beside its command, {pid_path:?}", kind.verb());
+        let mut spec = spec();
+        pid_path.clone_into(&mut spec.identity.pid_path);
+        spec.control.stop_cmd = "stop".to_owned();
+        spec.control.kill_cmd = "kill".to_owned();
+        let mut world = World::new().script("start", Does::Stays { after: 600_000, lives: None, code: 0 });
+        world.set("stop", Does::Hang);
+        world.set("kill", Does::Hang);
+        let launch = world.send(OpKind::Start, Some(spec.clone()));
+        world.run_for(1_000);
+        let began = world.now;
+        let end = world.order(kind, &spec);
+        assert_eq!((end.code.number(), world.code(launch)), (0, Some(826)), "{row}: {}", end.message);
+        assert!(world.now.since(began) < Duration::from_secs(2), "{row}: no command was run");
+        assert_eq!((world.hosted(), state(&world), world.mains()), (false, Then::Down, 0), "{row}");
     }
     // A process that ignores SIGTERM is killed.
     let mut world = World::new().script("start", Does::Hang);

@@ -1,10 +1,12 @@
 //! How a start ends, and when.
 
-use crate::common::{Does, World, spec};
-use crate::given::{Then, state};
+use crate::common::{Does, World, daemon, spec};
+use crate::given::{Given, Then, given, state};
 use procfleet_core::OpKind;
 use procfleet_core::op::{Content, Outcome};
+use procfleet_core::process::Exit;
 use procfleet_core::spec::{Kind, Spec};
+use procfleet_core::supervise::Event;
 use std::time::Duration;
 
 /// A start of an unknown proc: code, duration, message.
@@ -250,4 +252,101 @@ fn when_a_launch_is_first_looked_at() {
     world.run_for(1_000);
     let stop = world.order(OpKind::Stop, &patient);
     assert_eq!((stop.code.number(), world.code(start), world.mains()), (0, Some(826), 0));
+}
+
+/// The events about commands that failed after their launch had succeeded.
+fn late_failures(world: &World) -> Vec<(&str, Option<OpKind>, Exit)> {
+    let failure = |event: &'_ Event| matches!(event, Event::CommandFailed { .. });
+    let failures = world.events.iter().filter(|event| failure(event));
+    failures
+        .map(|event| match event {
+            Event::CommandFailed { command, op, exit, output } => {
+                assert_eq!(output, "its last words");
+                (command.as_str(), *op, *exit)
+            }
+            _ => unreachable!("filtered above"),
+        })
+        .collect()
+}
+
+/// The op has been answered by then, so the failure is an event. If the process has ended too, its exit is
+/// the event.
+#[test]
+fn a_command_that_fails_after_its_launch_has_succeeded_is_an_event() {
+    let with_file = spec();
+    let mut nameless = spec();
+    nameless.identity.pid_path.clear();
+    let failed = |code| vec![("start_cmd", Some(OpKind::Start), Exit::Code(code))];
+    let rows = [
+        (Does::Stays { after: 5_000, lives: None, code: 4 }, failed(4)),
+        (Does::Stays { after: 5_000, lives: None, code: 0 }, vec![]),
+        // the process has outlived the command by more than a second
+        (Does::Stays { after: 5_000, lives: Some(6_500), code: 4 }, failed(4)),
+        // the exit of the process, before or after that of the command, says it
+        (Does::Stays { after: 5_000, lives: Some(5_500), code: 4 }, vec![]),
+        (Does::Stays { after: 5_000, lives: Some(5_000), code: 4 }, vec![]),
+        (Does::Stays { after: 5_500, lives: Some(5_000), code: 4 }, vec![]),
+        // the command is the process
+        (Does::Foreground { lives: Some(5_000), code: 4 }, vec![]),
+    ];
+    for (does, expected) in rows {
+        for spec in [&with_file, &nameless] {
+            if spec.identity.pid_path.is_empty() || !matches!(does, Does::Foreground { .. }) {
+                let mut world = check_start(does.clone(), spec, 0, 2_025, "success");
+                world.set("start", daemon());
+                world.run_for(30_000);
+                assert_eq!(late_failures(&world), expected, "{does:?}, {:?}", spec.identity.pid_path);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_event_of_a_late_failure_names_command_and_operation() {
+    let stays = Does::Stays { after: 5_000, lives: None, code: 4 };
+    // A restart by order, with a command of its own and without one.
+    for (restart_cmd, field) in [("restart", "restart_cmd"), ("", "start_cmd")] {
+        let mut world = given(Given::Down);
+        let mut spec = spec();
+        restart_cmd.clone_into(&mut spec.control.restart_cmd);
+        world.set("start", stays.clone());
+        world.set("restart", stays.clone());
+        assert_eq!(world.order(OpKind::Restart, &spec).code.number(), 0, "{field}");
+        world.run_for(30_000);
+        assert_eq!(late_failures(&world), [(field, Some(OpKind::Restart), Exit::Code(4))]);
+    }
+    // A restart by the agent.
+    let mut world = given(Given::UpHosted);
+    world.set("start", stays);
+    world.run_for(60_000);
+    world.die(Exit::Signal(11));
+    world.run_for(30_000);
+    assert_eq!(late_failures(&world), [("start_cmd", None, Exit::Code(4))]);
+    let event = world.events.iter().find(|event| event.kind() == "command_failed").expect("the event");
+    assert_eq!(
+        event.to_string(),
+        "start_cmd exited with status 4 after the agent had started the process again; output: [its last words]"
+    );
+}
+
+/// The agent itself ends the command, or the failure happens before the order.
+#[test]
+fn a_command_that_is_ended_with_its_process_has_not_failed() {
+    for kind in [OpKind::Stop, OpKind::Kill, OpKind::Restart] {
+        for (stays, order_after, failures) in [(600_000, 5_000, 0), (2_500, 900, 1)] {
+            let mut world = World::new().script("start", Does::Stays { after: stays, lives: None, code: 4 });
+            assert_eq!(world.order(OpKind::Start, &spec()).code.number(), 0);
+            world.run_for(order_after);
+            world.set("start", daemon());
+            assert_eq!(world.order(kind, &spec()).code.number(), 0, "{}", kind.verb());
+            world.run_for(30_000);
+            assert_eq!(late_failures(&world).len(), failures, "{} after {order_after}", kind.verb());
+        }
+    }
+    // A reload leaves the command alone.
+    let mut world = World::new().script("start", Does::Stays { after: 5_000, lives: None, code: 4 });
+    world.order(OpKind::Start, &spec());
+    assert_eq!(world.order(OpKind::Reload, &spec()).code.number(), 0);
+    world.run_for(30_000);
+    assert_eq!(late_failures(&world).len(), 1);
 }

@@ -6,7 +6,7 @@ use procfleet_core::OpKind;
 use procfleet_core::process::Exit;
 use procfleet_core::signal::SignalNumber;
 use procfleet_core::spec::StopSignal;
-use procfleet_core::supervise::{Input, ProcNews, Signal};
+use procfleet_core::supervise::{Input, ProcNotice, Signal};
 use std::time::Duration;
 
 struct End {
@@ -86,7 +86,7 @@ fn a_stop_command_that_cannot_run_does_not_spoil_a_death_that_came_first() {
     let op = world.send(OpKind::Stop, Some(spec));
     // Both are under way; the exit is reported first.
     let process = world.machine.process().expect("it is up");
-    world.feed(Input::News(ProcNews::Exited { process, exit: Exit::Code(0) }));
+    world.feed(Input::Notice(ProcNotice::Exited { process, exit: Exit::Code(0) }));
     world.die(Exit::Code(0));
     assert_eq!(world.outcome(op).code.number(), 0);
     world.run_for(60_000);

@@ -6,7 +6,7 @@ use crate::start::check_start;
 use procfleet_core::OpKind;
 use procfleet_core::process::{Exit, Found, Process};
 use procfleet_core::spec::{Detached, RestartPause};
-use procfleet_core::supervise::{Event, Input, ProcNews};
+use procfleet_core::supervise::{Event, Input, ProcNotice};
 use std::time::Duration;
 
 #[test]
@@ -69,7 +69,7 @@ fn when_a_hosted_process_is_started_again() {
 
 /// The writes of an upkeep may be lost by a crash: a restarted agent finds the same by a look.
 #[test]
-fn a_restart_that_was_not_written_down_is_found_out_and_not_repeated() {
+fn a_restart_that_was_not_journalled_is_detected_and_not_repeated() {
     for pid_file in [true, false] {
         for (lives, runs) in [(true, true), (false, true), (true, false)] {
             let mut spec = spec();
@@ -166,12 +166,12 @@ fn a_successor_is_supervised_and_the_exit_of_the_old_process_is_not_a_death() {
     world.come_again();
     let new = Process { pid: old.pid + 1, found: Found::PidFile, ..old };
     let took_over = Event::TookOver { pid: new.pid, from: Some(old.pid) };
-    world.feed(Input::News(ProcNews::Succeeded { old: new, process: old }));
+    world.feed(Input::Notice(ProcNotice::Succeeded { old: new, process: old }));
     assert_eq!(world.machine.process(), Some(old), "an answer about another");
-    world.feed(Input::News(ProcNews::Succeeded { old, process: new }));
+    world.feed(Input::Notice(ProcNotice::Succeeded { old, process: new }));
     assert_eq!(world.machine.process(), Some(new));
     assert!(world.events.contains(&took_over), "{:?}", world.events);
-    world.feed(Input::News(ProcNews::Exited { process: old, exit: Exit::Code(0) }));
+    world.feed(Input::Notice(ProcNotice::Exited { process: old, exit: Exit::Code(0) }));
     assert_eq!((world.machine.process(), world.starts.len()), (Some(new), 1));
     assert!(!world.events.iter().any(|event| matches!(event, Event::Exited { .. })));
 }
@@ -222,7 +222,7 @@ fn an_earlier_generation_is_noted_and_ended_with_the_process() {
         let old = world.machine.process().expect("it runs");
         world.come_again();
         let new = world.youngest();
-        world.feed(Input::News(ProcNews::Succeeded { old, process: new }));
+        world.feed(Input::Notice(ProcNotice::Succeeded { old, process: new }));
         assert_eq!(world.note(), format!("pid {}, whose place it took, is still running", old.pid), "{row}");
         world.crash();
         assert!(world.note().contains("is still running"), "{row}: {}", world.note());
@@ -236,8 +236,8 @@ fn an_earlier_generation_is_noted_and_ended_with_the_process() {
     let old = world.machine.process().expect("it runs");
     world.come_again();
     let new = world.youngest();
-    world.feed(Input::News(ProcNews::Succeeded { old, process: new }));
-    world.feed(Input::News(ProcNews::Exited { process: old, exit: Exit::Code(0) }));
+    world.feed(Input::Notice(ProcNotice::Succeeded { old, process: new }));
+    world.feed(Input::Notice(ProcNotice::Exited { process: old, exit: Exit::Code(0) }));
     assert_eq!(world.note(), "");
 }
 
@@ -248,7 +248,7 @@ fn a_process_that_was_started_by_hand_is_known() {
         let mut world = given(before);
         world.come_again();
         let process = world.youngest();
-        world.feed(Input::News(ProcNews::Appeared { process }));
+        world.feed(Input::Notice(ProcNotice::Appeared { process }));
         assert_eq!((state(&world), world.hosted()), (Then::Up, hosted), "{before:?}");
         assert_eq!(
             world.events.last(),
@@ -263,14 +263,14 @@ fn a_process_that_was_started_by_hand_is_known() {
     world.die(Exit::Code(1));
     world.run_for(10);
     world.come_again();
-    world.feed(Input::News(ProcNews::Appeared { process: world.youngest() }));
+    world.feed(Input::Notice(ProcNotice::Appeared { process: world.youngest() }));
     world.run_for(60_000);
     assert_eq!((state(&world), world.starts.len(), world.max_mains), (Then::Up, 1, 1));
     // A known process, a process of an unknown proc and a run of a periodic proc are not adopted.
     let known = world.machine.process().expect("it is up");
-    world.feed(Input::News(ProcNews::Appeared { process: Process { pid: 999, ..known } }));
+    world.feed(Input::Notice(ProcNotice::Appeared { process: Process { pid: 999, ..known } }));
     assert_eq!(world.machine.process(), Some(known));
     let mut unknown = World::new();
-    unknown.feed(Input::News(ProcNews::Appeared { process: known }));
+    unknown.feed(Input::Notice(ProcNotice::Appeared { process: known }));
     assert!(unknown.machine.is_blank());
 }

@@ -2,7 +2,7 @@
 //! that are wrong.
 
 use crate::flood::Flood;
-use crate::history;
+use crate::history::{self, REFUSED};
 use crate::overtake;
 use crate::proxy::Way;
 use crate::table::Row;
@@ -21,8 +21,6 @@ const AFTER: usize = 12;
 /// How many syncs of an agent's life fail, one in each life, and how many ops it is sent in each.
 const SYNCS: u64 = 14;
 const OPS_EACH: usize = 4;
-/// The agent cannot write it down, and does not begin.
-const REFUSED: u64 = 101;
 /// The server cannot write it down, and does not take it.
 const SERVER_REFUSED: u64 = 1_000_101;
 /// Its agent is not there.

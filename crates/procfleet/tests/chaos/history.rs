@@ -26,6 +26,8 @@ const LATE_MILLIS: i64 = 5_000;
 const NOTES: usize = 5;
 
 const SUCCESS: u64 = 0;
+/// The agent cannot write it down, and does not begin.
+pub(crate) const REFUSED: u64 = 101;
 const RUNNING: u64 = 115;
 const NO_AGENT: u64 = 117;
 const INTERRUPTED: u64 = 805;
@@ -148,10 +150,22 @@ impl Sent {
 
     /// How it ended on the first host that is known, as far as the server can say.
     pub(crate) fn code(&self, client: &Client) -> Option<u64> {
+        self.result(client)?["error_code"].as_u64()
+    }
+
+    /// Whether the agent of the first host that is known refused it, because it cannot write its journal.
+    pub(crate) fn was_refused(&self, client: &Client) -> bool {
+        self.result(client).is_some_and(|result| {
+            let message = result["error_msg"].as_str().unwrap_or_default();
+            result["error_code"] == REFUSED && message.contains("nothing was done")
+        })
+    }
+
+    fn result(&self, client: &Client) -> Option<Value> {
         let answer = self.results(client)?;
         let results = answer.body["data"].as_object()?;
         let known = |key: &String| self.keys.get(key).is_some_and(|ip| ip != NOWHERE);
-        results.iter().find(|(key, _)| known(key))?.1["error_code"].as_u64()
+        results.iter().find(|(key, _)| known(key)).map(|(_, result)| result.clone())
     }
 
     fn results(&self, client: &Client) -> Option<Answer> {

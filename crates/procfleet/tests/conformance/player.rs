@@ -4,7 +4,7 @@ use crate::case::{Case, Login, Request, Step};
 use crate::folder;
 use crate::template::Variables;
 use procfleet_testkit::pattern::mismatches;
-use procfleet_testkit::{Raw, Up, account, ask_again};
+use procfleet_testkit::{PATIENCE, Raw, Up, account, ask_again};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -70,7 +70,8 @@ impl Stage {
     fn take(&self, step: &Step, variables: &mut Variables) -> Result<(), String> {
         let sent = self.prepare(&step.request, variables)?;
         let pattern = variables.expand(&step.answer)?;
-        let deadline = Duration::from_secs(step.until.unwrap_or(0));
+        // The number is for an idle machine.
+        let deadline = step.until.map_or(Duration::ZERO, |secs| Duration::from_secs(secs).max(PATIENCE));
         let mut last = (None, Vec::new());
         let matched = ask_again(EVERY, deadline, || {
             let came = self.send(&sent);
@@ -86,7 +87,7 @@ impl Stage {
         let (body, wrong) = last;
         let body = body.expect("it was sent at least once");
         if matched.is_none() {
-            let waited = step.until.map(|secs| format!(" within {secs} s")).unwrap_or_default();
+            let waited = step.until.map(|_| format!(" within {deadline:?}")).unwrap_or_default();
             let wrong = wrong.join("\n  ");
             let Sent { method, target, headers: _, body: text } = &sent;
             return Err(format!(

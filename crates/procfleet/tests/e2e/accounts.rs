@@ -170,7 +170,7 @@ fn a_process_of_another_account_is_not_taken_over_by_its_mark() {
 
 /// A stop also ends what earlier runs have left.
 #[test]
-fn what_another_accounts_run_has_left_is_not_ended_for_a_limited_app() {
+fn leftovers_of_another_accounts_run_are_not_ended_for_a_limited_app() {
     if !is_root() {
         return;
     }

@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-const NEEDS_SOMEBODY: i32 = 78;
+const NEEDS_OPERATOR: i32 = 78;
 
 /// A backup of the running server's store.
 #[track_caller]
@@ -44,7 +44,7 @@ fn refused_start(data: &Path) -> String {
         .args(["server", "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0", "--data"])
         .args([data])
         .run();
-    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");
+    assert_eq!(done.code, Some(NEEDS_OPERATOR), "{done:?}");
     done.stderr
 }
 
@@ -165,7 +165,7 @@ fn a_large_store_is_checked_while_the_server_works() {
         .args([up.data()]);
     server.start();
     let done = server.finish(PATIENCE);
-    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");
+    assert_eq!(done.code, Some(NEEDS_OPERATOR), "{done:?}");
     assert!(done.stderr.contains("server.db cannot be used"), "{done:?}");
 }
 
@@ -177,7 +177,7 @@ fn the_first_damaged_page_that_a_query_meets_ends_the_server() {
     overwrite(&store, page);
     let _ = up.client.try_get("/api/v1/business_sets");
     let done = up.finish();
-    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{}", done.stderr);
+    assert_eq!(done.code, Some(NEEDS_OPERATOR), "{}", done.stderr);
     assert!(done.stderr.contains("malformed"), "{}", done.stderr);
 }
 

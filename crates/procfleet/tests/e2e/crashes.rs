@@ -4,6 +4,7 @@ use crate::{at_once, up};
 use procfleet_testkit::{
     Op, PATIENCE, Proc, Signal, Up, is_running, kill, let_pass, programs, start_time, wait_for, wait_until,
 };
+use std::fs;
 use std::time::{Duration, Instant};
 
 /// Waits until its restart would be due at once: `start_interval` is 1 s.
@@ -57,8 +58,9 @@ fn a_process_that_is_not_hosted_stays_dead() {
 fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
     let up = up();
     let proc = up.proc("short").policy("start_interval", 5).policy("start_retries", 2);
-    let crashing = proc.clone().starts(&format!("date +%s%N >> times; {}", programs::dies_after("2.5")));
-    crashing.op(Op::Start).assert_success().assert_hosted(true);
+    let crashing =
+        proc.clone().starts(&format!("date +%s%N >> times; {}", programs::dies_again_after("2.5")));
+    kill(crashing.start(), Signal::KILL);
     let row = wait_for(PATIENCE, "it is given up", || {
         let row = crashing.row()?;
         // Counted from when the note was made, so it can be less than the interval, and never more: pauses do
@@ -93,8 +95,8 @@ fn short_lives_are_followed_by_a_pause_and_then_by_giving_up() {
 #[test]
 fn a_crash_loop_that_is_slower_than_the_interval_is_given_up() {
     let up = up();
-    let proc = up.proc("loop").policy("start_retries", 2).starts(&programs::dies_after("2"));
-    proc.op(Op::Start).assert_success().assert_hosted(true);
+    let proc = up.proc("loop").policy("start_retries", 2).starts(&programs::dies_again_after("2"));
+    kill(proc.start(), Signal::KILL);
     let row = proc.row_when(PATIENCE, "gave_up");
     assert!(row["note"].as_str().is_some_and(|note| note.contains("gave up after 2 restarts")), "{row}");
     assert_eq!(proc.runs(), 3, "one start and two restarts");
@@ -390,20 +392,34 @@ fn a_stop_overtakes_a_start_whose_command_runs() {
 #[test]
 fn a_stop_ends_the_start_command_before_it_runs_stop_cmd() {
     let up = up();
-    let command = format!(
-        "exec 9> lock; flock 9; (exec 9>&-; {}); until test -e go; do sleep 0.05; done",
-        programs::daemon()
-    );
+    let locked = |start: &str| {
+        format!("exec 9> lock; flock 9; (exec 9>&-; {start}); until test -e go; do sleep 0.05; done")
+    };
     let stop = "exec 9> lock; flock 9; echo stop >> stops; kill $(cat web.pid)";
-    let proc = up.proc("locked").with_pid_file().starts(&command).control("stop_cmd", stop);
-    let proc = proc.policy("start_check_secs", 600).policy("op_timeout", 3600).policy("stop_check_secs", 5);
-    let start = proc.submit(Op::Start);
-    let pid = proc.pid_in_file();
-    wait_until(PATIENCE, "the process was seen", || proc.row().is_some_and(|row| row["pid"] == pid));
-    proc.op(Op::Stop).assert_success().assert_hosted(false);
-    start.outcome().assert(826, "start was cancelled");
-    assert!(!is_running(pid));
-    assert!(proc.pids().is_empty(), "{:?}", proc.pids());
+    let in_background = "./web 1000 </dev/null >/dev/null 2>&1 & echo $! > web.pid";
+    let procs = [
+        up.proc("with-pid-file").with_pid_file().starts(&locked(&programs::daemon())),
+        // Found by their names, as children of a command that is still at work.
+        up.proc("by-name").starts(&locked(&programs::daemon())),
+        up.proc("in-its-session").starts(&locked(in_background)),
+    ];
+    at_once(procs, |proc| {
+        let proc = proc.clone().control("stop_cmd", stop).control("kill_cmd", stop);
+        let proc =
+            proc.policy("start_check_secs", 600).policy("op_timeout", 3600).policy("stop_check_secs", 5);
+        for (op, first) in [(Op::Stop, Op::Start), (Op::Kill, Op::Start), (Op::Stop, Op::Restart)] {
+            let row = format!("{} {op:?} {first:?}", proc.name);
+            let start = proc.submit(first);
+            let pid = proc.pid_in_file();
+            wait_until(PATIENCE, "the process was seen", || proc.row().is_some_and(|row| row["pid"] == pid));
+            proc.op(op).assert_success().assert_hosted(false);
+            start.outcome().assert(826, &format!("{first:?} was cancelled").to_lowercase());
+            assert!(!is_running(pid), "{row}");
+            assert!(proc.pids().is_empty(), "{row}: {:?}", proc.pids());
+            assert_eq!(proc.read("stops"), "", "{row}: no process was left for the command");
+            fs::remove_file(proc.folder.join(programs::PID_FILE)).expect("our own folder");
+        }
+    });
 }
 
 /// The start command and all that it has started are ended. Because no process is known yet, `stop_cmd` and

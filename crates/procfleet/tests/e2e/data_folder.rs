@@ -8,7 +8,7 @@ use std::path::Path;
 
 const ANY_PORT: &str = "127.0.0.1:0";
 /// EX_CONFIG: starting again would not help.
-const NEEDS_SOMEBODY: i32 = 78;
+const NEEDS_OPERATOR: i32 = 78;
 
 fn programs() -> [Vec<&'static str>; 3] {
     let server = ["--listen", ANY_PORT, "--link", ANY_PORT];
@@ -32,7 +32,7 @@ fn a_folder_that_is_used_for_something_else_is_refused_and_left_as_it_is() {
         };
         let named = names();
         let ended = Program::new(up.binary()).args(args).args([Path::new("--data"), folder]).run();
-        assert_eq!(ended.code, Some(NEEDS_SOMEBODY), "{args:?}: {ended:?}");
+        assert_eq!(ended.code, Some(NEEDS_OPERATOR), "{args:?}: {ended:?}");
         let expected = format!("{} is not used as the data folder: ", folder.display());
         assert!(ended.stderr.contains(&expected) && ended.stderr.contains(says), "{args:?}: {ended:?}");
         let after = fs::metadata(folder).expect("it is there");
@@ -63,7 +63,7 @@ fn an_agent_refuses_the_data_folder_of_a_server() {
     for args in programs() {
         let folder = if args[0] == "agent" { up.data() } else { up.data().join("agent") };
         let ended = Program::new(up.binary()).args(&args).args([Path::new("--data"), &folder]).run();
-        assert_eq!(ended.code, Some(NEEDS_SOMEBODY), "{args:?}: {ended:?}");
+        assert_eq!(ended.code, Some(NEEDS_OPERATOR), "{args:?}: {ended:?}");
         assert!(ended.stderr.contains("and nothing of this program's"), "{args:?}: {ended:?}");
     }
 }

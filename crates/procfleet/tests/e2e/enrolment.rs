@@ -141,7 +141,7 @@ fn a_token_that_has_expired_is_refused() {
 }
 
 #[test]
-fn a_token_that_nobody_made_is_refused() {
+fn an_unknown_token_is_refused() {
     let up = up();
     let token = up.token(&[]);
     let parts: Vec<&str> = token.split('-').collect();
@@ -285,7 +285,7 @@ fn an_op_for_an_absent_agent_ends_with_117() {
 /// A host that is set up again joins with a token for replacing, and its earlier agent is retired. Any other
 /// token, such as a stolen one, does not take a host away.
 #[test]
-fn a_new_agent_takes_the_place_of_an_old_one_only_with_a_token_for_that() {
+fn a_new_agent_replaces_an_old_one_only_with_a_token_that_allows_it() {
     let up = up();
     let (old, new) = (up.folder("old"), up.folder("new"));
     let mut agent = join(&up, &old, Some(&up.token(&[])));

@@ -114,7 +114,7 @@ fn an_event_with_an_unknown_kind_or_an_impossible_time_is_stored_corrected() {
         EventMessage { kind: "k".repeat(30_000), ..event(4, "") },
     ];
     talk.send(agent_message::Body::Events(Events { events: sent.to_vec() }).into_bytes());
-    let said = talk.hear();
+    let said = talk.receive();
     assert!(matches!(&said, Some(Body::EventsStored(stored)) if stored.up_to == 4), "{said:?}");
     let rows = up.client.data("/api/v1/events?namespace=flood");
     let rows = rows["events"].as_array().expect("a list");
@@ -228,7 +228,7 @@ fn ask_and_answer(up: &Up, peer: &ManualPeer, ip: &str, answer: impl FnOnce(u64)
     let path = format!("/api/v1/logs?namespace=a&name=b&host=0:{ip}");
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| up.client.get(&path).body);
-        let Some(Body::ReadLog(question)) = talk.hear() else { panic!("a question") };
+        let Some(Body::ReadLog(question)) = talk.receive() else { panic!("a question") };
         // An answer without a question is ignored.
         let unasked = LogRead { id: question.id + 1, bytes: b"lies\n".to_vec(), ..LogRead::default() };
         talk.send(agent_message::Body::LogRead(unasked).into_bytes());

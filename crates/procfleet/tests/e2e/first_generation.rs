@@ -83,7 +83,7 @@ fn a_process_is_registered_operated_by_name_and_unregistered() {
 }
 
 #[test]
-fn an_update_replaces_what_is_started_next() {
+fn an_update_takes_effect_at_the_next_start() {
     let up = up();
     let proc = up.proc("changing").starts("exit 3");
     assert_eq!(result(&up, &proc, "update_proc_info", info(&proc)).0, 0, "it need not be registered");
@@ -131,7 +131,7 @@ fn a_request_names_its_missing_fields() {
 }
 
 #[test]
-fn status_comes_from_what_agents_push() {
+fn status_comes_from_the_states_that_agents_push() {
     let up = up();
     let proc = up.proc("seen").starts(&programs::foreground()).policy("start_interval", 600);
     let pid = proc.start();

@@ -1,7 +1,7 @@
 //! A few hundred simulated agents over the real link, for effects that one agent does not show.
 
 use crate::up;
-use procfleet_sim::{Fleet, FleetPlan, Script, room_for_agents, take_all_files};
+use procfleet_sim::{Fleet, FleetPlan, Script, agents_for_files, take_all_files};
 use procfleet_testkit::{Op, Signal, Up, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -186,7 +186,7 @@ struct Sockets {
 
 impl Sockets {
     fn hold(address: &str, count: usize) -> Sockets {
-        let room = room_for_agents(take_all_files());
+        let room = agents_for_files(take_all_files());
         assert!(room > count, "the test needs {count} files, and there is room for {room} (ulimit -Hn)");
         let (ending, address) = (Arc::new(AtomicBool::new(false)), address.to_owned());
         let (told, opened) = (ending.clone(), Arc::new(AtomicUsize::new(0)));

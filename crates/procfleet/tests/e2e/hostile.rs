@@ -53,7 +53,7 @@ pub(crate) fn peer(up: &Up, ip: &str) -> ManualPeer {
 pub(crate) fn welcome<'a>(peer: &'a ManualPeer, life: &str) -> Talk<'a> {
     let mut talk = peer.connect().expect("it is let in");
     talk.send(peer.hello(life).into_bytes());
-    let said = talk.hear();
+    let said = talk.receive();
     assert!(matches!(said, Some(Body::Welcome(_))), "{said:?}");
     talk
 }
@@ -65,7 +65,7 @@ pub(crate) fn welcome_as<'a>(peer: &'a ManualPeer, change: impl FnOnce(&mut Hell
     let agent_message::Body::Hello(mut hello) = peer.hello("one") else { panic!("a hello") };
     change(&mut hello);
     talk.send(agent_message::Body::Hello(hello).into_bytes());
-    let said = talk.hear();
+    let said = talk.receive();
     assert!(matches!(said, Some(Body::Welcome(_))), "{said:?}");
     talk
 }

@@ -1,7 +1,7 @@
 //! After a stop, a kill and a crash no descendant of a process is left, with cgroups and without.
 
 use procfleet_testkit::{
-    Need, Op, PATIENCE, Proc, Signal, Up, is_running, kill, need, remember, wait_for, wait_until,
+    Need, Op, PATIENCE, Proc, Signal, Up, is_running, kill, need, programs, remember, wait_for, wait_until,
 };
 use std::fs;
 use std::path::Path;
@@ -274,31 +274,32 @@ fn detached_keep_leaves_detached_processes_alone() {
 #[test]
 fn a_start_that_was_cut_off_does_not_come_up_beside_the_next() {
     let up = crate::up();
-    let text = "#!/bin/sh
+    let text = format!(
+        "#!/bin/sh
 echo x >> begun
-(setsid sh -c 'read line < gate; echo $$ > web.pid; exec ./web 1000' &)
+(setsid sh -c '{}; echo $$ > web.pid; exec ./web 1000' &)
 sleep 1
-";
+",
+        programs::gate(programs::GATE)
+    );
     let proc = up
         .proc("late")
         .with_pid_file()
-        .script("late", text)
+        .script("late", &text)
         .starts("./late")
         .policy("detached", "keep")
         .policy("start_check_secs", 10);
-    let gate = proc.folder.join("gate");
-    let made = procfleet_testkit::Program::new("mkfifo").args([&gate]).run();
-    assert_eq!(made.code, Some(0), "{made:?}");
     let start = proc.submit(Op::Start);
     wait_until(PATIENCE, "it has begun", || proc.read("begun").lines().count() == 1);
     let restart = proc.submit(Op::Restart);
     up.kill_agent();
     assert_eq!(start.outcome().code, 805);
     wait_until(PATIENCE, "the next has begun", || proc.read("begun").lines().count() == 2);
-    // The daemons that wait at the gate go on now.
-    let open = std::thread::spawn(move || fs::write(gate, "go\ngo\ngo\n"));
-    assert_eq!(restart.outcome().code, 0);
-    drop(open);
+    // Every daemon that waits continues now. The gate is not a pipe: a daemon that was killed and has not
+    // exited yet still counts as its reader, and takes what is written.
+    proc.open_gate(programs::GATE);
+    let outcome = restart.outcome();
+    assert_eq!(outcome.code, 0, "{outcome:?}");
     assert_eq!(proc.program_pids().len(), 1, "{:?}", proc.pids());
 }
 

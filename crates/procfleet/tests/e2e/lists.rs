@@ -187,11 +187,46 @@ fn times_are_local_unless_utc_is_wanted() {
 #[test]
 fn a_watched_list_is_printed_until_its_reader_closes() {
     let up = up();
-    let mut watching =
-        Program::new(up.binary()).args(["agents", "--watch", "1"]).env("PROCFLEET_DATA", up.data());
-    watching.start();
-    wait_until(PATIENCE, "it was shown twice", || watching.stdout().matches("connected").count() >= 2);
-    watching.end(Signal::TERM, PATIENCE);
+    up.token(&[]);
+    for (verb, word) in [("agents", "connected"), ("audit", "token_create")] {
+        let mut watching =
+            Program::new(up.binary()).args([verb, "--watch", "1"]).env("PROCFLEET_DATA", up.data());
+        watching.start();
+        wait_until(PATIENCE, "it was shown twice", || watching.stdout().matches(word).count() >= 2);
+        watching.end(Signal::TERM, PATIENCE);
+    }
+}
+
+#[test]
+fn lists_of_the_newest_rows_name_the_number_of_all() {
+    let up = up();
+    let procs = ["one", "two", "three"].map(|name| up.proc(name).starts(&programs::foreground()));
+    procs.iter().for_each(|proc| _ = proc.start());
+    let ns = up.namespace.as_str();
+    let events = |more: &str| up.client.get(&format!("/api/v1/events?namespace={ns}{more}")).body;
+    wait_until(PATIENCE, "each start is an event", || events("&limit=1")["total"] == 3);
+    assert_eq!(events("&name=two")["total"], 1);
+    assert_eq!(events("&kind=exited")["total"], 0);
+    assert_eq!(events("&after=0")["total"], Value::Null, "who follows events counts them itself");
+    let shown = up.cli(&["events", "--namespace", ns, "--limit", "2"]);
+    assert_eq!(shown.stdout.lines().count(), 2, "{shown:?}");
+    assert_eq!(shown.stderr.trim(), "showing 2 of 3; for more: --limit N");
+    let all = up.cli(&["events", "--namespace", ns]);
+    assert_eq!((all.stdout.lines().count(), all.stderr.as_str()), (3, ""), "{all:?}");
+
+    for code in ["first", "second"] {
+        cli(&up, &["app", "create", code]);
+    }
+    let made = up.client.get("/api/v1/audit?action=app_create&limit=1").body;
+    assert_eq!((&made["total"], made["data"].as_array().map(Vec::len)), (&json!(2), Some(1)), "{made}");
+    let shown = up.cli(&["audit", "--action", "app_create", "--limit", "1"]);
+    assert_eq!(shown.stderr.trim(), "showing 1 of 2; for more: --limit N");
+    assert_eq!(up.client.get("/api/v1/audit?action=app_create&failed=true").body["total"], 0);
+
+    // An app sees and counts the events of its own namespaces only.
+    let secret = cli(&up, &["app", "create", "other"])["secret"].as_str().expect("a secret").to_owned();
+    let other = up.client.as_app("other", &secret).get("/api/v1/events").body;
+    assert_eq!((&other["total"], &other["data"]["events"]), (&json!(0), &json!([])), "{other}");
 }
 
 #[test]

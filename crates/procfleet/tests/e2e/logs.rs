@@ -43,6 +43,7 @@ fn the_newest_lines_are_shown() {
     );
     assert_eq!(logs(&up, &proc, &["--raw", "-n", "3"]), "\ttwo\u{1b}[31m\n\u{fffd}\nhalf\n");
     assert_eq!(logs(&up, &proc, &["--lines", "1"]), "half\n");
+    assert_eq!(logs(&up, &proc, &["--limit", "1"]), "half\n", "as the lists call it");
     let data = up.client.data(&question(&proc, "&lines=2&host=0:127.0.0.1"));
     assert_eq!(
         (&data["lines"], &data["rest"], &data["lossy"]),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// EX_CONFIG: an operator has to look.
-const NEEDS_SOMEBODY: i32 = 78;
+const NEEDS_OPERATOR: i32 = 78;
 
 fn begun(verb: &[&str], data: &Path) -> Program {
     let mut program = Program::new(env!("CARGO_BIN_EXE_procfleet"))
@@ -63,7 +63,7 @@ fn a_store_that_cannot_be_used_is_left_alone_and_its_server_says_what_can_be_don
     for (how, bytes, words) in torn {
         fs::write(&store, &bytes).expect("our own file");
         let done = server(&data).finish(PATIENCE);
-        assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{how}: {done:?}");
+        assert_eq!(done.code, Some(NEEDS_OPERATOR), "{how}: {done:?}");
         let path = store.display().to_string();
         for words in [path.as_str(), words, "left as it is", "backup", ".recover"] {
             assert!(done.stderr.contains(words), "{how}: no {words:?} in {}", done.stderr);
@@ -73,7 +73,7 @@ fn a_store_that_cannot_be_used_is_left_alone_and_its_server_says_what_can_be_don
     fs::remove_file(&store).expect("our own file");
     fs::create_dir(&store).expect("our own folder");
     let done = server(&data).finish(PATIENCE);
-    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");
+    assert_eq!(done.code, Some(NEEDS_OPERATOR), "{done:?}");
     assert!(done.stderr.contains("it is a folder"), "{done:?}");
     fs::remove_dir(&store).expect("our own folder");
     fs::write(&store, &sound).expect("our own file");
@@ -93,7 +93,7 @@ fn a_store_whose_log_was_altered_is_not_believed() {
     altered[200] ^= 4;
     fs::write(&log, &altered).expect("our own file");
     let done = server(&data).finish(PATIENCE);
-    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");
+    assert_eq!(done.code, Some(NEEDS_OPERATOR), "{done:?}");
     assert!(done.stderr.contains("its write-ahead log was altered at byte "), "{done:?}");
     assert_eq!(fs::read(&log).expect("it is there"), altered, "it is left as it is");
     fs::write(&log, &sound).expect("our own file");
@@ -121,7 +121,7 @@ fn a_store_that_is_gone_is_not_silently_replaced() {
             Some(bytes) => fs::write(&store, bytes).expect("our own file"),
         }
         let done = server(&data).finish(PATIENCE);
-        assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{how}: {done:?}");
+        assert_eq!(done.code, Some(NEEDS_OPERATOR), "{how}: {done:?}");
         for words in ["server.db is ", how, "ca.cert.der", "backup", "begin anew", "join again"] {
             assert!(done.stderr.contains(words), "{how}: no {words:?} in {}", done.stderr);
         }
@@ -182,7 +182,7 @@ fn a_ca_that_is_gone_is_not_silently_replaced() {
     let kept = fs::read(&certificate).expect("it is there");
     fs::remove_file(&certificate).expect("our own file");
     let done = server(&data).finish(PATIENCE);
-    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{done:?}");
+    assert_eq!(done.code, Some(NEEDS_OPERATOR), "{done:?}");
     for words in ["ca.cert.der is gone", "hosts have joined (now 1)", "backup", "--new-ca", "join again"] {
         assert!(done.stderr.contains(words), "no {words:?} in {}", done.stderr);
     }
@@ -194,6 +194,6 @@ fn a_ca_that_is_gone_is_not_silently_replaced() {
     ready(begun(&["server", "--new-ca"], &data)).end(Signal::TERM, PATIENCE);
     assert_ne!(fs::read(&certificate).expect("there is a new one"), kept);
     let again = begun(&["server", "--new-ca"], &data).finish(PATIENCE);
-    assert_eq!(again.code, Some(NEEDS_SOMEBODY), "{again:?}");
+    assert_eq!(again.code, Some(NEEDS_OPERATOR), "{again:?}");
     assert!(again.stderr.contains("no CA was lost"), "{again:?}");
 }

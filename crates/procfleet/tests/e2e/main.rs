@@ -51,6 +51,7 @@ mod operations;
 mod operator;
 mod periodic;
 mod policy;
+mod postgres;
 mod replaced_store;
 mod retention;
 mod selectors;

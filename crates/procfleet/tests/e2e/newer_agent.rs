@@ -27,7 +27,7 @@ fn unknown_messages_fields_and_codes_of_a_newer_agent_do_not_end_its_session() {
     let peer = peer(&up, "10.6.2.1");
     let mut talk = peer.connect().expect("the agent has joined");
     talk.send(with_new_field_in_hello(peer.hello("one")));
-    let said = talk.hear();
+    let said = talk.receive();
     assert!(matches!(said, Some(Body::Welcome(_))), "{said:?}");
     talk.send(NEW_FIELD);
 
@@ -112,7 +112,7 @@ fn unknown_content_states_and_groups_of_a_newer_agent_do_not_end_its_session() {
 #[track_caller]
 fn next_op(talk: &mut Talk<'_>) -> OpId {
     loop {
-        match talk.hear() {
+        match talk.receive() {
             Some(Body::Op(op)) => return op.id.parse().expect("an op's id"),
             Some(_) => {}
             None => panic!("the session has ended"),

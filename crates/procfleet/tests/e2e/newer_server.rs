@@ -38,7 +38,7 @@ fn op(number: u32, kind: OpKind) -> Op {
 fn outcomes(session: &mut ManualSession<'_>, number: usize) -> BTreeMap<String, OutcomeMessage> {
     let mut done = BTreeMap::new();
     while done.len() < number {
-        let said = session.hear().expect("the session goes on");
+        let said = session.receive().expect("the session goes on");
         if let agent_message::Body::Reports(reports) = said {
             done.extend(reports.reports.into_iter().filter_map(|report| Some((report.op, report.done?))));
         }
@@ -52,7 +52,7 @@ fn unknown_messages_and_ops_of_a_newer_server_do_not_end_the_session() {
     let data = tempfile::tempdir().expect("a folder");
     let _agent = join(&server, data.path());
     let mut session = server.accept().expect("a session");
-    let said = session.hear();
+    let said = session.receive();
     assert!(matches!(said, Some(agent_message::Body::Hello(_))), "{said:?}");
     // Before the welcome, and in the session.
     session.send(NEW_MESSAGE);
@@ -86,16 +86,16 @@ fn an_unknown_message_does_not_break_the_renewal_of_an_expired_certificate() {
     let data = tempfile::tempdir().expect("a folder");
     let _agent = join(&server, data.path());
     let mut session = server.accept().expect("a session");
-    let said = session.hear();
+    let said = session.receive();
     assert!(matches!(said, Some(agent_message::Body::Hello(_))), "{said:?}");
     // In place of a welcome: the certificate has expired, and only its renewal is accepted.
     session.send(Body::Renewed(Renewed::default()).into_bytes());
-    let said = session.hear();
+    let said = session.receive();
     let Some(agent_message::Body::Renew(request)) = said else { panic!("{said:?}") };
     session.send(NEW_MESSAGE);
     let (certificate, cas) = server.renewal(&request.csr).expect("a certificate");
     session.send(Body::Renewed(Renewed { certificate, cas, renew_in_ms: 86_400_000 }).into_bytes());
-    let said = session.hear();
+    let said = session.receive();
     assert!(
         matches!(&said, Some(agent_message::Body::Renew(kept)) if !kept.kept.is_empty()),
         "the agent confirms that it has stored the certificate: {said:?}"

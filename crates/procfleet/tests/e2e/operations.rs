@@ -300,7 +300,7 @@ fn a_row_shows_which_op_is_running() {
     let proc = up
         .proc("slow")
         .with_pid_file()
-        .starts(&programs::daemon())
+        .starts(&programs::gated_daemon())
         .control("stop_cmd", &format!("{}; kill $(cat web.pid)", programs::gate("stopping")))
         .control("reload_cmd", &programs::gate("reloading"))
         .control(
@@ -309,8 +309,9 @@ fn a_row_shows_which_op_is_running() {
         )
         .policy("start_check_secs", 8);
     let start = proc.submit(Op::Start);
-    let pid = proc.pid_in_file();
     proc.row_when(PATIENCE, "starting");
+    proc.open_gate(programs::GATE);
+    let pid = proc.pid_in_file();
     let query = json!({"meta": proc.request["meta"], "hosts": proc.request["hosts"]});
     let info = wait_for(PATIENCE, "GSE's status shows the process", || {
         let answer = up.client.post("/api/v2/proc/get_proc_status_v2", query.clone());

@@ -6,7 +6,7 @@ use serde_json::json;
 use std::fs;
 use std::path::Path;
 
-const NEEDS_SOMEBODY: i32 = 78;
+const NEEDS_OPERATOR: i32 = 78;
 
 /// Asks for join tokens, each of which is a change of the store, until the server is gone. None of them may
 /// be granted.
@@ -18,7 +18,7 @@ fn nothing_is_accepted(up: &mut Up) {
         assert_eq!(answer.body["result"], false, "{answer:?}");
     }
     let done = up.finish();
-    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{}", done.stderr);
+    assert_eq!(done.code, Some(NEEDS_OPERATOR), "{}", done.stderr);
     for words in
         ["server.db", "was replaced or removed while the server ran", "procfleet store restore", "-wal"]
     {
@@ -68,6 +68,6 @@ fn an_idle_server_notices_that_its_store_was_replaced() {
     let bytes = fs::read(&kept).expect("our own file");
     fs::rename(&kept, &store).expect("our own file");
     let done = up.finish();
-    assert_eq!(done.code, Some(NEEDS_SOMEBODY), "{}", done.stderr);
+    assert_eq!(done.code, Some(NEEDS_OPERATOR), "{}", done.stderr);
     assert_eq!(fs::read(&store).expect("it is there"), bytes, "it was left as it is");
 }

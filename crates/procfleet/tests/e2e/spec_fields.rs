@@ -240,7 +240,7 @@ fn a_config_that_is_too_large_is_not_read() {
 
 /// The hosting file of GSE's agent, which platforms read on the host.
 #[test]
-fn the_hosting_file_lists_what_is_hosted() {
+fn the_hosting_file_lists_hosted_procs() {
     let mut up = up();
     let path = up.data().join("agent/etc/.proc");
     let listed = || -> Vec<Value> {

@@ -1,7 +1,9 @@
 //! `start_check_secs` is when a start is judged, by the process that is alive then.
 
+use crate::events::events_of;
 use crate::{at_once, up, with_longer_checks};
 use procfleet_testkit::{Op, PATIENCE, Program, is_running, programs, wait_until};
+use serde_json::json;
 use std::fs;
 use std::time::Duration;
 
@@ -118,5 +120,50 @@ fn a_start_whose_process_dies_fails_at_the_end_of_its_check() {
             Some(())
         });
         assert_eq!(proc.pid(), None, "{}", proc.name);
+    });
+}
+
+/// Its start has been answered by then, so the failure is an event. The process goes on.
+#[test]
+fn a_command_that_fails_after_its_start_has_succeeded_is_an_event() {
+    let up = up();
+    let fails = |start: &str| format!("{start}; {}; echo said in the end; exit 3", programs::gate("go"));
+    let procs = [
+        up.proc("with-pid-file").with_pid_file().starts(&fails(&programs::daemon())),
+        up.proc("by-name").starts(&fails(&programs::silent_daemon())),
+    ];
+    at_once(procs, |proc| {
+        let kinds = || -> Vec<String> {
+            events_of(&up, proc)
+                .iter()
+                .map(|event| event["kind"].as_str().expect("a kind").to_owned())
+                .collect()
+        };
+        let pid = proc.start();
+        proc.open_gate("go");
+        wait_until(PATIENCE, "the failure is an event", || kinds() == ["started", "command_failed"]);
+        let event = events_of(&up, proc).pop().expect("two events");
+        assert_eq!(
+            event["message"],
+            "start_cmd exited with status 3 after the start had succeeded; output: [said in the end]"
+        );
+        let details = &event["details"]["command_failed"];
+        assert_eq!((&details["command"], &details["op"]), (&json!("start_cmd"), &json!("start")), "{event}");
+        assert_eq!(proc.pid(), Some(pid), "{}", proc.name);
+        let shown = up.cli(&["events", "--name", &proc.name, "--kind", "command_failed"]);
+        assert!(shown.stdout.contains("command_failed: start_cmd exited with status 3"), "{shown:?}");
+
+        // The agent ends the command with the process, which is no failure.
+        fs::remove_file(proc.folder.join("go")).expect("the gate");
+        proc.op(Op::Restart).assert_success();
+        assert!(!is_running(pid), "{}", proc.name);
+        proc.op(Op::Stop).assert_success();
+        assert!(proc.pids().is_empty(), "{}: {:?}", proc.name, proc.pids());
+        proc.start();
+        wait_until(PATIENCE, "each start is an event, and nothing else", || {
+            kinds() == ["started", "command_failed", "started", "started"]
+        });
+        proc.op(Op::Kill).assert_success();
+        assert!(proc.pids().is_empty(), "{}: {:?}", proc.name, proc.pids());
     });
 }

@@ -48,16 +48,16 @@ impl Graph {
 
     /// Modules that use one another in a circle, the first again at the end.
     pub(crate) fn cycle(&self) -> Option<Vec<String>> {
-        self.0.keys().find_map(|start| self.way(start, start, &mut BTreeSet::new()))
+        self.0.keys().find_map(|start| self.path_to(start, start, &mut BTreeSet::new()))
     }
 
-    fn way<'a>(&'a self, from: &'a str, to: &str, seen: &mut BTreeSet<&'a str>) -> Option<Vec<String>> {
+    fn path_to<'a>(&'a self, from: &'a str, to: &str, seen: &mut BTreeSet<&'a str>) -> Option<Vec<String>> {
         for next in self.0.get(from).into_iter().flatten() {
             if next == to {
                 return Some(vec![from.to_owned(), to.to_owned()]);
             }
             if seen.insert(next)
-                && let Some(rest) = self.way(next, to, seen)
+                && let Some(rest) = self.path_to(next, to, seen)
             {
                 return Some(std::iter::once(from.to_owned()).chain(rest).collect());
             }
@@ -155,7 +155,7 @@ fn reexports(root: &str) -> BTreeMap<String, String> {
         let module = name(path);
         let Some(rest) = path[module.len()..].strip_prefix("::") else { continue };
         let statement = rest.split(';').next().unwrap_or_default();
-        // A name of the tree may be a module on the way; that does no harm, as nothing is looked up by it.
+        // Names of modules inside the tree are inserted, too, which has no effect: they are never looked up.
         for word in statement.split(|letter: char| !(letter.is_alphanumeric() || letter == '_')) {
             if !word.is_empty() {
                 exported.insert(word.to_owned(), module.clone());

@@ -1,6 +1,6 @@
 //! Public Python packages, unmodified, against the built program: the clients of platforms, and schemathesis.
 //!
-//! `scripts/test` puts the packages of requirements.txt into `target/venv`.
+//! `scripts/venv` puts the packages of requirements.txt into `target/venv`.
 
 use procfleet_testkit::{Finished, Program, Up, account};
 use serde_json::json;
@@ -27,7 +27,7 @@ fn program(name: &str) -> Program {
     let installed = fs::read_to_string(venv.join("requirements.txt")).unwrap_or_default();
     assert!(
         installed == wanted,
-        "the Python packages are not in target/venv: run scripts/test, which installs them"
+        "the Python packages are not in target/venv: run scripts/venv, which installs them"
     );
     // Nothing is to be written beside the sources.
     Program::new(venv.join("bin").join(name)).env("PYTHONDONTWRITEBYTECODE", "1")

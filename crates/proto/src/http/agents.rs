@@ -22,9 +22,9 @@ pub struct AgentView {
     pub host: Host,
     pub version: String,
     pub connected: bool,
-    /// When it was last heard, be it a heartbeat; seconds since 1970, UTC.
+    /// Time of the last message, heartbeats included; seconds since 1970, UTC.
     pub heard_at: i64,
-    /// `None`: it has never connected.
+    /// `None`: the agent has never connected.
     pub facts: Option<HostFacts>,
 }
 
@@ -93,7 +93,7 @@ pub struct AgentDetails {
     pub bk_cpu_architecture: String,
     pub parent_ip: String,
     pub parent_port: u16,
-    /// Not measured. They are there for callers that index; others read the same from an absent field.
+    /// Not measured. Present for callers that require the fields.
     pub cpu_rate: f64,
     pub mem_rate: f64,
     pub conn_cycle_time: u64,
@@ -107,7 +107,7 @@ pub struct AgentDetails {
     pub remark: String,
 }
 
-/// As the caller named it; also for what no host can be.
+/// With the host as the caller named it, even if it is invalid.
 pub fn alive_row(named: &NamedHost, find: impl Fn(&Host) -> Option<AgentView>) -> AgentAlive {
     let alive = named.host.as_ref().and_then(find).is_some_and(|agent| agent.connected);
     AgentAlive { ip: named.ip.clone(), bk_cloud_id: named.cloud, bk_agent_alive: u8::from(alive) }

@@ -44,8 +44,7 @@ impl NamedHost {
     }
 }
 
-/// One parsed element and its faults. `None`: the element does not even say which process or host it is
-/// about.
+/// One parsed element and its faults. `None`: the element names no process or host.
 pub(super) type ReadElement<T> = (Option<T>, Faults);
 
 /// Returns every element that can be named, valid or not. The faults of invalid elements are added to the
@@ -107,7 +106,7 @@ fn read_agent((path, text): (String, Result<&str, String>)) -> ReadElement<Targe
         }
         Ok((_, Ok(agent))) => Some(Target::Agent(agent)),
         Ok((name, Err(reason))) => {
-            own.add_no_place(path, reason.to_string());
+            own.add_bad_target(path, reason.to_string());
             unusable(name.to_owned(), None, &own)
         }
     };
@@ -142,15 +141,17 @@ fn unusable(name: String, supplier: Option<u32>, own: &Faults) -> Option<Target>
     usable.then(|| Target::Unusable(UnusableTarget { name, supplier, reason: own.to_string() }))
 }
 
-/// Reads one host. An invalid address is a `NoPlace` fault: callers know it as 117, "no such agent".
+/// Reads one host. An invalid address is a `BadTarget` fault: callers know it as 117, "no such agent".
 pub(super) fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> {
     let mut own = Faults::default();
     let text = host.required_text("ip", 45, &mut own);
     let ip = text.parse().ok().filter(|_| own.is_empty());
     match own.list() {
-        [] if ip.is_none() => faults.add_no_place(host.path("ip"), format!("{text:?} is not an IP address")),
+        [] if ip.is_none() => {
+            faults.add_bad_target(host.path("ip"), format!("{text:?} is not an IP address"))
+        }
         [fault] if text.is_empty() && host.is_text("ip") => {
-            faults.add_no_place(fault.path.clone(), fault.reason.to_string());
+            faults.add_bad_target(fault.path.clone(), fault.reason.to_string());
         }
         _ => faults.absorb(own),
     }
@@ -159,7 +160,7 @@ pub(super) fn read_host(host: &Reader<'_>, faults: &mut Faults) -> Option<Host> 
     Some(Host { cloud: CloudId(u32::try_from(cloud?).ok()?), ip: ip? })
 }
 
-/// Checks what concerns all requests together: duplicate result keys and the number of ops.
+/// Checks all requests together: duplicate result keys and the number of ops.
 ///
 /// A host that appears twice in one request is one op, and so is the same request in two elements. Two
 /// different requests with one result key share one answer, so the later one is rejected with 811 and never
@@ -172,16 +173,16 @@ pub(super) fn finish(
     let mut owners: HashMap<String, usize> = HashMap::new();
     let mut kept: Vec<Request> = Vec::with_capacity(requests.len());
     let mut refused = Vec::new();
-    for (place, mut request) in requests.into_iter().enumerate() {
+    for (index, mut request) in requests.into_iter().enumerate() {
         let mut clashes: Vec<(usize, Target)> = Vec::new();
         let targets = std::mem::take(&mut request.targets);
         for target in targets {
             match owners.entry(target.result_key(&request.proc)) {
                 Entry::Vacant(free) => {
-                    free.insert(place);
+                    free.insert(index);
                     request.targets.push(target);
                 }
-                Entry::Occupied(taken) if *taken.get() == place => {}
+                Entry::Occupied(taken) if *taken.get() == index => {}
                 Entry::Occupied(taken) if kept[*taken.get()].asks_the_same(&request) => {}
                 Entry::Occupied(taken) => clashes.push((*taken.get(), target)),
             }
@@ -193,7 +194,7 @@ pub(super) fn finish(
                  answer, so send this one in a call of its own",
                 path(*owner)
             );
-            faults.warn(path(place), reason.clone());
+            faults.warn(path(index), reason.clone());
             let targets = clashes.into_iter().map(|(_, target)| target).collect();
             let refusal = Some(Refusal { code: Code::BadRequest, reason });
             refused.push(Request {
@@ -235,11 +236,11 @@ pub(super) fn sort_out(
             }
         }
     }
-    let places: Vec<usize> = requests
+    let indexes: Vec<usize> = requests
         .iter()
         .enumerate()
         .filter(|(_, request)| request.is_some())
-        .map(|(place, _)| place)
+        .map(|(index, _)| index)
         .collect();
-    finish(requests.into_iter().flatten().collect(), faults, |place| path(places[place]))
+    finish(requests.into_iter().flatten().collect(), faults, |index| path(indexes[index]))
 }

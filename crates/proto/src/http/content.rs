@@ -81,12 +81,12 @@ pub struct StatusInstance {
     pub last_start_time: i64,
     #[serde(rename = "report_time")]
     pub report_time: i64,
-    /// JOB's document shows it. It is not measured; its callers parse the text all the same.
+    /// Part of JOB's document. It is not measured, but callers parse the text.
     #[serde(rename = "freeVMem", skip_serializing_if = "Option::is_none")]
     pub free_vmem: Option<String>,
 }
 
-/// GSE has it as a text inside a result.
+/// In GSE the content is a JSON text inside a result.
 pub(super) fn text_schema(generator: &mut SchemaGenerator) -> Schema {
     let inner = generator.subschema_for::<Rendered>();
     json_schema!({"type": "string", "contentMediaType": "application/json", "contentSchema": inner})
@@ -156,7 +156,7 @@ fn instance(
         phy_mem_usage: rounded(i.memory_percent),
         use_phy_mem: i.memory_kib,
         disk_size: -1,
-        // 0 is running to one caller and stopped to another; -1 is stopped to all.
+        // Callers disagree about 0; all of them take -1 for stopped.
         pid: seen.map_or(-1, |i| i64::from(i.pid)),
         start_time: seen.map_or_else(String::new, |i| clock(i.began_at, zone, "%a %b %e %H:%M:%S %Y")),
         stat: i.state.clone(),
@@ -171,7 +171,7 @@ fn instance(
     }
 }
 
-/// Empty for a time that never was.
+/// Empty for a time of 0.
 fn clock(seconds: i64, zone: Offset, format: &str) -> String {
     match Timestamp::from_second(seconds) {
         Ok(at) if seconds != 0 => at.to_zoned(TimeZone::fixed(zone)).strftime(format).to_string(),

@@ -38,7 +38,7 @@ impl ProcOrder {
     }
 }
 
-/// Where a page of procs ended.
+/// The sort key of the last row of a page of procs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcCursor {
     pub order: ProcOrder,
@@ -58,7 +58,7 @@ pub enum AgentOrder {
     Host,
     Version,
     State,
-    /// The agents that were heard last come first.
+    /// The agents with the latest messages come first.
     Heard,
 }
 
@@ -77,10 +77,10 @@ impl AgentOrder {
     }
 }
 
-/// Where a page of agents ended.
+/// The sort key of the last row of a page of agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentCursor {
-    /// In the order of ids the cursor is the id, as it was before there were other orders.
+    /// In the order of ids the cursor is the id, as in earlier versions.
     Id(AgentId),
     Key(AgentKey),
 }

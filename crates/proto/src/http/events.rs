@@ -1,4 +1,4 @@
-//! Events: procfleet's own list of them, and the shape in which GSE sends them to those who listen.
+//! Events: procfleet's own list, and GSE's format for webhooks.
 
 use procfleet_core::id::{AgentId, Host, ProcKey};
 use schemars::JsonSchema;
@@ -18,7 +18,7 @@ pub struct EventsView {
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct EventRow {
-    /// It grows in the order in which events arrive.
+    /// Increases in the order in which events arrive.
     pub number: u64,
     /// By the host's clock; milliseconds since 1970, UTC.
     pub at: i64,
@@ -43,7 +43,7 @@ pub struct WebhookRow {
     pub url: String,
     /// Seconds since 1970, UTC.
     pub created_at: i64,
-    /// How many events its receiver has yet to take.
+    /// Number of events that wait for delivery.
     pub waiting: u64,
     /// Why the last try failed; empty if it did not.
     pub trouble: String,
@@ -62,7 +62,7 @@ pub fn without_secrets(url: &str) -> String {
 
 /// An event in GSE's format.
 #[derive(Clone, Copy, Debug)]
-pub struct Told<'a> {
+pub struct DeliveredEvent<'a> {
     pub agent: &'a AgentId,
     pub host: Host,
     pub proc: &'a ProcKey,
@@ -77,41 +77,41 @@ pub struct Told<'a> {
 }
 
 /// The body of one delivery: events of one data id.
-pub fn delivery<'a>(data_id: i64, events: impl Iterator<Item = Told<'a>>) -> Value {
+pub fn delivery<'a>(data_id: i64, events: impl Iterator<Item = DeliveredEvent<'a>>) -> Value {
     json!({"data_id": data_id, "data": events.map(element).collect::<Vec<_>>()})
 }
 
-/// Which data id an event goes out under.
+/// The data id of an event.
 pub fn data_id(report_id: i64) -> i64 {
     if report_id > 0 { report_id } else { DATA_ID }
 }
 
-fn element(told: Told<'_>) -> Value {
+fn element(event: DeliveredEvent<'_>) -> Value {
     json!({
-        "event_name": event_name(told.kind),
-        "event": {"content": told.message},
-        "target": format!("{}|{}", told.host.ip, told.host.cloud),
-        "timestamp": told.at,
+        "event_name": event_name(event.kind),
+        "event": {"content": event.message},
+        "target": format!("{}|{}", event.host.ip, event.host.cloud),
+        "timestamp": event.at,
         "dimension": {
-            "bk_target_cloud_id": told.host.cloud.to_string(),
-            "bk_target_ip": told.host.ip.to_string(),
-            "bk_agent_id": told.agent.as_str(),
-            "process_group_id": told.proc.namespace,
-            "process_index": told.proc.to_string(),
-            "process_name": if told.proc_name.is_empty() { &told.proc.name } else { told.proc_name },
-            "event_id": told.id,
+            "bk_target_cloud_id": event.host.cloud.to_string(),
+            "bk_target_ip": event.host.ip.to_string(),
+            "bk_agent_id": event.agent.as_str(),
+            "process_group_id": event.proc.namespace,
+            "process_index": event.proc.to_string(),
+            "process_name": if event.proc_name.is_empty() { &event.proc.name } else { event.proc_name },
+            "event_id": event.id,
         },
     })
 }
 
-/// GSE's word where it has one; ours, said the same way, where it has none.
+/// GSE's event name, or ours in the same style if GSE has none.
 fn event_name(kind: &str) -> String {
     match kind {
         "restart_succeeded" => "process_restart_success".to_owned(),
         "restart_failed" => "process_restart_failed".to_owned(),
         "gave_up" => "process_cancel_restart".to_owned(),
         "over_limit" => "process_resource_limit_exceed".to_owned(),
-        // It is about a host and not about a process.
+        // An event of the host, not of a process.
         "agent_replaced" => kind.to_owned(),
         "group_over_limit" => "process_group_resource_limit_exceed".to_owned(),
         other => format!("process_{other}"),
@@ -145,7 +145,7 @@ mod tests {
     fn an_event_has_gses_shape() {
         let agent: AgentId = "a1".parse().expect("an agent id");
         let proc = ProcKey { namespace: "nodeman".to_owned(), name: "bkmonitorbeat".to_owned() };
-        let told = Told {
+        let event = DeliveredEvent {
             agent: &agent,
             host: "0:127.0.0.1".parse().expect("a host"),
             proc: &proc,
@@ -171,7 +171,7 @@ mod tests {
                 "event_id": "j-4",
             },
         }]});
-        assert_eq!(delivery(data_id(told.report_id), [told].into_iter()), expected);
+        assert_eq!(delivery(data_id(event.report_id), [event].into_iter()), expected);
         assert_eq!(data_id(77), 77, "the spec's own alarm");
     }
 }

@@ -4,7 +4,7 @@ use procfleet_core::code::Code;
 use procfleet_core::request::Refusal;
 use std::fmt;
 
-/// More than this and the list no longer helps anybody.
+/// Maximum number of faults in a message.
 const SHOWN: usize = 50;
 /// Maximum length of a path and of a reason. Both may quote the request.
 const LONGEST: usize = 600;
@@ -21,7 +21,7 @@ pub enum Reason {
     /// No operation has this number.
     UnknownOp(String),
     /// A target that cannot exist: an empty or invalid address or agent id.
-    NoPlace(String),
+    BadTarget(String),
     Other(String),
 }
 
@@ -52,8 +52,8 @@ impl Faults {
         self.list.push(Fault { path: cut(path.into()), reason: Reason::UnknownOp(cut(reason.into())) });
     }
 
-    pub fn add_no_place(&mut self, path: impl Into<String>, reason: impl Into<String>) {
-        self.list.push(Fault { path: cut(path.into()), reason: Reason::NoPlace(cut(reason.into())) });
+    pub fn add_bad_target(&mut self, path: impl Into<String>, reason: impl Into<String>) {
+        self.list.push(Fault { path: cut(path.into()), reason: Reason::BadTarget(cut(reason.into())) });
     }
 
     /// Appends all faults and warnings of `others`.
@@ -104,7 +104,7 @@ impl Faults {
         let only = |meant: fn(&Reason) -> bool| self.list.iter().all(|fault| meant(&fault.reason));
         let code = match () {
             () if only(|reason| matches!(reason, Reason::UnknownOp(_))) => Code::UnknownOp,
-            () if only(|reason| matches!(reason, Reason::NoPlace(_))) => Code::NoAgent,
+            () if only(|reason| matches!(reason, Reason::BadTarget(_))) => Code::NoAgent,
             () => Code::BadRequest,
         };
         Refusal { code, reason: self.to_string() }
@@ -137,7 +137,7 @@ impl fmt::Display for Faults {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::UnknownOp(reason) | Reason::NoPlace(reason) | Reason::Other(reason) => {
+            Reason::UnknownOp(reason) | Reason::BadTarget(reason) | Reason::Other(reason) => {
                 f.write_str(reason)
             }
         }
@@ -152,10 +152,10 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// How many are shown; the rest are most likely the same of other processes.
+/// Maximum number of warnings in a message; the others are most likely the same for other processes.
 const WARNED: usize = 5;
 
-/// As it follows on `success`; empty if there is nothing to say.
+/// The text after `success`; empty without warnings.
 impl fmt::Display for Warnings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (path, reason) in self.0.iter().take(WARNED) {

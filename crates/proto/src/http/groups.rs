@@ -96,7 +96,7 @@ pub fn group_info(namespace: &str, host: Host, supplier: u32, group: &ProcessGro
     }
 }
 
-/// `meta.namespace`. Callers send an empty name and labels beside it, which mean nothing here.
+/// `meta.namespace`. Callers send an empty name and labels beside it, which are ignored.
 fn read_namespace(reader: &Reader<'_>, faults: &mut Faults) -> String {
     let Some(meta) = reader.object("meta", faults) else { return String::new() };
     let namespace = meta.required_text("namespace", LONGEST_NAME, faults);
@@ -187,7 +187,7 @@ mod tests {
             {"resource": resource(1.0, 1.0, 0, 0)},
             {"id": "b"},
         ]);
-        let said = set_process_group_info(&body(groups)).expect_err("faults").to_string();
+        let faults_text = set_process_group_info(&body(groups)).expect_err("faults").to_string();
         for word in [
             "spec.process_group[0].resource.cpu_pool_limit: is -1",
             "spec.process_group[0].resource.mem_pool_limit: is 100.5",
@@ -198,20 +198,20 @@ mod tests {
             "spec.process_group[2].id: is required",
             "spec.process_group[3].resource: is required",
         ] {
-            assert!(said.contains(word), "{word:?} is not in {said:?}");
+            assert!(faults_text.contains(word), "{word:?} is not in {faults_text:?}");
         }
-        let said = set_process_group_info(&json!({"spec": {}})).expect_err("faults").to_string();
+        let faults_text = set_process_group_info(&json!({"spec": {}})).expect_err("faults").to_string();
         for word in ["meta: is required", "hosts: is required", "spec.process_group: is required"] {
-            assert!(said.contains(word), "{word:?} is not in {said:?}");
+            assert!(faults_text.contains(word), "{word:?} is not in {faults_text:?}");
         }
         let many: Vec<Value> =
             (0..400).map(|id| json!({"id": id.to_string(), "resource": resource(1.0, 1.0, 0, 0)})).collect();
-        let said = set_process_group_info(&body(json!(many))).expect_err("too large").to_string();
-        assert!(said.starts_with("spec.process_group: has "), "{said}");
-        let said = get_process_group_info(&json!({"meta": {}})).expect_err("faults").to_string();
+        let faults_text = set_process_group_info(&body(json!(many))).expect_err("too large").to_string();
+        assert!(faults_text.starts_with("spec.process_group: has "), "{faults_text}");
+        let faults_text = get_process_group_info(&json!({"meta": {}})).expect_err("faults").to_string();
         assert!(
-            said.contains("meta.namespace: is required") && said.contains("hosts: is required"),
-            "{said}"
+            faults_text.contains("meta.namespace: is required") && faults_text.contains("hosts: is required"),
+            "{faults_text}"
         );
     }
 }

@@ -1,5 +1,4 @@
-//! A JSON object whose names are keys, in the order in which they were asked for: callers show it as it
-//! comes.
+//! A JSON object whose names are keys, in the order of the request, because callers show it unchanged.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Serialize, Serializer};
@@ -12,13 +11,13 @@ pub struct Keyed<T>(Vec<(String, T)>);
 /// If a key occurs twice, the last value counts.
 impl<T> FromIterator<(String, T)> for Keyed<T> {
     fn from_iter<I: IntoIterator<Item = (String, T)>>(rows: I) -> Self {
-        let mut places: HashMap<String, usize> = HashMap::new();
+        let mut indexes: HashMap<String, usize> = HashMap::new();
         let mut kept: Vec<(String, T)> = Vec::new();
         for (key, value) in rows {
-            match places.get(&key) {
-                Some(place) => kept[*place].1 = value,
+            match indexes.get(&key) {
+                Some(index) => kept[*index].1 = value,
                 None => {
-                    places.insert(key.clone(), kept.len());
+                    indexes.insert(key.clone(), kept.len());
                     kept.push((key, value));
                 }
             }

@@ -6,7 +6,7 @@ use std::fmt;
 /// The header that BlueKing's gateway clients send: a JSON text.
 pub const HEADER: &str = "x-bkapi-authorization";
 
-/// They may stand beside the fields of any request.
+/// The login fields, which may be among the fields of any request.
 pub const FIELDS: [&str; 4] = ["bk_app_code", "bk_app_secret", "bk_username", "bk_token"];
 
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Login {
 pub enum BadLogin {
     #[error("the X-Bkapi-Authorization header is not a JSON object")]
     Header,
-    /// Left out of account, it would make a user's call the app's own.
+    /// Ignoring the field would turn a user's call into one of the app itself.
     #[error("{0} must be a string")]
     NoText(&'static str),
 }

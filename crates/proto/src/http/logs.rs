@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 const LONGEST_NAME: usize = 256;
-/// The most lines that one answer has.
+/// Maximum number of lines in one answer.
 const MOST_LINES: i64 = 10_000;
 const LINES: u32 = 100;
 
-/// A proc on one host, as far as the caller says which.
+/// A proc on one host; the host may be omitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogOf {
     /// With the instance's number behind its name, unless it is the first.
@@ -48,7 +48,7 @@ pub struct LogsView {
     pub rest: String,
     /// Pass this cursor as `since` to get the following lines.
     pub cursor: String,
-    /// Where the log ended when it was read: with a cursor that is not less there is nothing more.
+    /// The end of the log when it was read: at this cursor there is nothing more.
     pub end: String,
     /// Number of bytes before the first line that were lost by rotation.
     pub skipped_bytes: u64,
@@ -124,7 +124,7 @@ pub fn split(bytes: &[u8], most: usize, full: usize) -> Lines {
     }
     let left = &bytes[split.taken..];
     if split.lines.is_empty() && left.len() >= full {
-        // Not through a character.
+        // Does not cut a character in two.
         let cut = match std::str::from_utf8(left) {
             Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
             Ok(_) | Err(_) => left.len(),

@@ -105,7 +105,7 @@ pub fn assign_agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<(Vec<AgentI
     })
 }
 
-/// The agents as they were named, and why they are to be kept out.
+/// The agents as they were named, and the reason of the revocation.
 pub fn revoke_agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<(Vec<AgentId>, String), Faults> {
     read(body.into(), &["agents", "reason"], |reader, faults| {
         let agents = read_agents(reader, faults);
@@ -166,7 +166,7 @@ fn read_agents(reader: &Reader<'_>, faults: &mut Faults) -> Vec<AgentId> {
     agents
 }
 
-/// A join token for new agents. Whether there is such a business is not known here.
+/// A join token for new agents. Whether the business exists is checked later.
 pub fn create_token<'v>(body: impl Into<RequestBody<'v>>) -> Result<CreateToken, Faults> {
     read(body.into(), &["bk_cloud_id", "bk_biz_id", "ttl_secs", "uses", "replace"], |reader, faults| {
         let small = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
@@ -223,10 +223,10 @@ mod tests {
 
     #[track_caller]
     fn check<T: std::fmt::Debug>(read: Result<T, Faults>, expected: &[&str]) {
-        let said = read.expect_err("it has faults").to_string();
-        let starts: Vec<&str> = said.split("; ").collect();
+        let faults_text = read.expect_err("it has faults").to_string();
+        let starts: Vec<&str> = faults_text.split("; ").collect();
         for word in expected {
-            assert!(starts.iter().any(|start| start.starts_with(word)), "{word:?} is not in {said:?}");
+            assert!(starts.iter().any(|start| start.starts_with(word)), "{word:?} is not in {faults_text:?}");
         }
     }
 

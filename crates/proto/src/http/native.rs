@@ -74,7 +74,7 @@ pub struct CreatedToken {
     pub replace: bool,
     /// Seconds since 1970, UTC.
     pub expires_at: i64,
-    /// Where the server waits for agents; `None`: its version does not say.
+    /// The port of the agents' link; `None`: the server's version does not report it.
     #[serde(default)]
     pub link_port: Option<u16>,
 }
@@ -102,14 +102,13 @@ pub struct AgentRow {
     pub bk_cloud_id: u32,
     pub ip: String,
     pub version: String,
-    /// How it keeps the processes of a proc together: `cgroup` or `tree`; empty where the agent has not said
-    /// so.
+    /// The containment of the agent: `cgroup` or `tree`; empty if the agent has not reported it.
     #[serde(default)]
     pub containment: String,
     pub connected: bool,
     /// When it last connected or disconnected; seconds since 1970, UTC.
     pub since: i64,
-    /// When it was last heard, be it a heartbeat; seconds since 1970, UTC.
+    /// Time of the last message, heartbeats included; seconds since 1970, UTC.
     #[serde(default)]
     pub heard_at: i64,
     pub enrolled_at: i64,
@@ -134,16 +133,16 @@ pub struct AgentRow {
 pub struct OperateAnswer {
     /// Empty after a dry run.
     pub task_id: String,
-    /// How many hosts are meant.
+    /// Number of selected hosts.
     pub count: u64,
     /// The hosts, as `CLOUD:IP`, or as agent ids where the caller named those.
     pub hosts: Vec<String>,
-    /// The processes, each with its hosts. Servers of the first version do not say them.
+    /// The processes, each with its hosts. Servers of the first version omit them.
     #[serde(default)]
     pub procs: Vec<MeantProc>,
 }
 
-/// A process that an operation is for, and where.
+/// A process of an operation, and its hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MeantProc {
     pub namespace: String,
@@ -179,7 +178,7 @@ pub struct LabelAgents {
     pub remove: Vec<String>,
 }
 
-/// `GET /api/v1/ca`, and the answer to what changes it.
+/// `GET /api/v1/ca`, and the answer to calls that change the CA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CaView {
     /// The SHA-256 of the CA's certificate, which join tokens pin.
@@ -190,7 +189,7 @@ pub struct CaView {
     pub agents: u64,
     /// How many join tokens can still be used; they pin the CA, and not its successor.
     pub tokens: u64,
-    /// How long an agent's certificate is good.
+    /// Lifetime of an agent's certificate.
     pub agent_certificate_secs: u64,
 }
 
@@ -214,9 +213,9 @@ pub struct ProcRow {
     pub state: ProcState,
     pub hosted: bool,
     pub pid: Option<u32>,
-    /// Why it is not as it should be; else empty.
+    /// Why the proc is not in its wanted state; else empty.
     pub note: String,
-    /// The first line of what `version_cmd` said last; empty where there is none.
+    /// The first line of the last output of `version_cmd`; empty if there is none.
     #[serde(default)]
     pub version: String,
     /// The last answer of `health_cmd`: `healthy`, `healthy: OUTPUT`, `unhealthy: REASON`, or empty before
@@ -226,7 +225,7 @@ pub struct ProcRow {
     pub health: HealthReport,
     /// Seconds since 1970, UTC; 0 where it never happened.
     pub started_at: i64,
-    /// When the agent was last heard.
+    /// Time of the agent's last message.
     pub reported_at: i64,
     /// False: the agent is offline, and the row is its last report.
     pub fresh: bool,
@@ -282,8 +281,7 @@ pub struct OpRow {
     pub error_msg: String,
     /// The JSON text of `get_proc_operate_result_v2`; empty while open.
     pub content: String,
-    /// When its agent reported it after the server had ended it without it: seconds since 1970, UTC; 0: it
-    /// did not.
+    /// When the agent reported the op after the server had ended it: seconds since 1970, UTC; 0: never.
     #[serde(default)]
     pub late_at: i64,
     /// The late report of the agent. The outcome does not change.
@@ -336,12 +334,12 @@ pub struct AppSecret {
     pub trusted: bool,
 }
 
-/// One row of `GET /api/v1/apps`; the answer to `GET /api/v1/apps/{code}` and to what changes an app.
+/// One row of `GET /api/v1/apps`; the answer to `GET /api/v1/apps/{code}` and to calls that change an app.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct AppView {
     pub code: String,
     pub trusted: bool,
-    /// It has every grant and manages the others.
+    /// The app has every grant and manages the other apps.
     pub administrator: bool,
     pub disabled: bool,
     /// Seconds since 1970, UTC.

@@ -27,15 +27,15 @@ const LONGEST_COMMAND: usize = 32_768;
 pub(super) const LONGEST_WAIT: i64 = 86_400;
 /// A year, the maximum of an interval.
 pub(super) const LONGEST_CYCLE: i64 = 31_536_000;
-/// At five seconds each, more than an hour of them.
+/// More than an hour, at one sample every 5 s.
 const MOST_SAMPLES: i64 = 1_000;
 /// A spec travels to an agent in one frame of the link, whose limit is 64 KiB.
 pub(super) const LARGEST_SPEC: usize = 48 * 1024;
 /// The operations that a caller may ask for.
 pub const OP_TYPES: [i64; 8] = [0, 1, 2, 3, 4, 7, 8, 9];
-/// Those of our own API: GSE has another one for unregister.
+/// The operations of our own API, which includes unregister.
 pub const OWN_OP_TYPES: [i64; 9] = [0, 1, 2, 3, 4, 7, 8, 9, 102];
-/// How many ops one call may make.
+/// Maximum number of ops of one call.
 pub const MOST_OPS: usize = 100_000;
 
 /// Whether hosts are named with a `bk_supplier_id`, as the first generation of the API does.
@@ -75,7 +75,7 @@ fn operate(body: RequestBody<'_>, suppliers: Suppliers) -> Result<OperateCall, F
         let kind = read_op_type(&reader, &mut faults);
         read_request(&reader, kind, suppliers, &mut faults)
     });
-    asked(request.into_iter().collect(), faults)
+    operate_call(request.into_iter().collect(), faults)
 }
 
 /// `register_proc_info`: makes a spec known. The first generation's document requires limits.
@@ -94,7 +94,7 @@ fn keep_info(body: RequestBody<'_>, kind: OpKind, suppliers: Suppliers) -> Resul
         reader.require("spec", &mut faults);
         read_request(&reader, kind, suppliers, &mut faults)
     });
-    asked(request.into_iter().collect(), faults)
+    operate_call(request.into_iter().collect(), faults)
 }
 
 /// `unregister_proc_info`: only a name and hosts.
@@ -105,7 +105,7 @@ pub fn unregister_proc_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<Oper
         let targets = read_targets(&reader, Suppliers::Required, &mut faults);
         Request { proc, kind: OpKind::Unregister, spec: None, targets, refused: None }
     });
-    asked(request.into_iter().collect(), faults)
+    operate_call(request.into_iter().collect(), faults)
 }
 
 /// `operate_proc_multi`: many such requests in one task.
@@ -115,7 +115,7 @@ pub fn operate_proc_multi<'v>(body: impl Into<RequestBody<'v>>) -> Result<Operat
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     reader.require_filled_list(LIST, &mut faults);
     let elements = reader.elements(LIST, &mut faults).into_iter().map(read_element).collect();
-    let requests = sort_out(elements, &mut faults, |place| format!("{LIST}[{place}]"));
+    let requests = sort_out(elements, &mut faults, |index| format!("{LIST}[{index}]"));
     let warnings = faults.take_warnings();
     if faults.is_empty() { Ok(OperateCall { requests, warnings }) } else { Err(faults) }
 }
@@ -139,19 +139,19 @@ pub struct Selected {
     pub request: Request,
     /// More names or globs.
     pub names: Vec<String>,
-    pub places: OperateTargets,
+    pub targets: OperateTargets,
     pub sending: Sending,
     pub warnings: Warnings,
 }
 
-/// Where it is to be done.
+/// The targets of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OperateTargets {
-    /// On the hosts that these terms mean.
+    /// The hosts that these terms select.
     Select(Vec<Term>),
     Targets(Vec<Target>),
-    /// On every host that has the process.
-    WhereItIs,
+    /// Every host that has the process.
+    HostsOfProc,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,11 +179,11 @@ pub fn operate_selected<'v>(body: impl Into<RequestBody<'v>>) -> Result<Selected
             reader.refuse_null(field, &mut faults);
         }
         let names = reader.texts("names", &mut faults).into_iter().map(|(_, name)| name.to_owned()).collect();
-        let places = read_places(&reader, &mut faults);
+        let targets = read_operate_targets(&reader, &mut faults);
         let sending = if reader.flag("dry_run", &mut faults) { Sending::DryRun } else { Sending::ForReal };
         reader.only(&known, &login::FIELDS, &mut faults);
         let request = Request { proc, kind, spec, targets: Vec::new(), refused: None };
-        Selected { request, names, places, sending, warnings: Warnings::default() }
+        Selected { request, names, targets, sending, warnings: Warnings::default() }
     });
     let warnings = faults.take_warnings();
     match made {
@@ -212,8 +212,8 @@ fn read_change(reader: &Reader<'_>, has_spec: bool, faults: &mut Faults) -> Vec<
     change
 }
 
-fn read_places(reader: &Reader<'_>, faults: &mut Faults) -> OperateTargets {
-    const WAYS: [&str; 3] = ["select", "hosts", "agent_id_list"];
+fn read_operate_targets(reader: &Reader<'_>, faults: &mut Faults) -> OperateTargets {
+    const FIELDS: [&str; 3] = ["select", "hosts", "agent_id_list"];
     let mut select = Vec::new();
     for (path, text) in reader.texts("select", faults) {
         match text.parse() {
@@ -225,10 +225,10 @@ fn read_places(reader: &Reader<'_>, faults: &mut Faults) -> OperateTargets {
     let hosts = reader.objects("hosts", faults);
     let hosts: Vec<Target> =
         hosts.iter().filter_map(|host| read_host(host, faults)).map(Target::Host).collect();
-    let given: Vec<&str> = WAYS.into_iter().filter(|way| reader.has(way)).collect();
-    // A list that came out empty does not mean everywhere.
-    for way in given.iter().filter(|way| reader.is_empty_list(way)) {
-        faults.add(*way, "must not be empty; leave it out for every host that has the process");
+    let given: Vec<&str> = FIELDS.into_iter().filter(|field| reader.has(field)).collect();
+    // An empty list does not mean every host.
+    for field in given.iter().filter(|field| reader.is_empty_list(field)) {
+        faults.add(*field, "must not be empty; leave it out for every host that has the process");
     }
     if let [first, others @ ..] = given.as_slice()
         && !others.is_empty()
@@ -238,11 +238,11 @@ fn read_places(reader: &Reader<'_>, faults: &mut Faults) -> OperateTargets {
     match (select.is_empty(), agents.is_empty() && hosts.is_empty()) {
         (false, _) => OperateTargets::Select(select),
         (true, false) => OperateTargets::Targets(agents.into_iter().chain(hosts).collect()),
-        (true, true) => OperateTargets::WhereItIs,
+        (true, true) => OperateTargets::HostsOfProc,
     }
 }
 
-fn asked(requests: Vec<Request>, mut faults: Faults) -> Result<OperateCall, Faults> {
+fn operate_call(requests: Vec<Request>, mut faults: Faults) -> Result<OperateCall, Faults> {
     let requests = finish(requests, &mut faults, |_| String::new());
     let warnings = faults.take_warnings();
     if faults.is_empty() { Ok(OperateCall { requests, warnings }) } else { Err(faults) }
@@ -300,8 +300,8 @@ pub(super) fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, V
 }
 
 fn read_op_type(reader: &Reader<'_>, faults: &mut Faults) -> OpKind {
-    // Absent is 0: callers that leave out zero values mean start. Null is the mistake of a caller that meant
-    // another one.
+    // Absent is 0: callers that leave out zero values mean start. `null` is refused: its sender may have
+    // meant another operation.
     reader.refuse_null("op_type", faults);
     let Some(number) = reader.choice("op_type", &OP_TYPES, faults) else { return OpKind::Start };
     u64::try_from(number).ok().and_then(OpKind::from_op_type).unwrap_or_else(|| {
@@ -361,7 +361,7 @@ fn read_spec(spec: &Reader<'_>, kind: OpKind, faults: &mut Faults) -> Spec {
     let report_id = warn.and_then(|r| r.integer("report_id", i64::MIN..=i64::MAX, faults));
     let configmap =
         spec.objects("configmap", faults).iter().filter_map(|r| read_config_file(r, faults)).collect();
-    // Ours: GSE's own API has no word for it.
+    // Our own field; GSE has no equivalent.
     let instances = spec.integer("instance_num", 1..=i64::from(Instances::MAX), faults);
     let instances = instances.and_then(|n| u32::try_from(n).ok()).map_or_else(Instances::default, Instances);
     Spec { identity, control, resource, policy, report_id, configmap, instances, ..Spec::default() }
@@ -391,7 +391,7 @@ fn read_identity(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Identity
         true => r.text(field, longest, faults),
         false => r.required_text(field, longest, faults),
     };
-    // A pid file must be thought of, but a process without one is fine: then the text is empty.
+    // The field is required, but may be empty for a process without a pid file.
     if !lenient {
         r.require("pid_path", faults);
     }
@@ -558,7 +558,7 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
     let auto_type = r.integer("auto_type", 0..=2, faults);
     let schedule = match auto_type {
         Some(0) if !lenient => read_schedule(r, faults),
-        // Only with auto_type 0 it has a meaning, and for a query none at all.
+        // It is used only with auto_type 0, and never by a query.
         _ => {
             for rule in RULES {
                 r.text(rule, LONGEST_NAME, faults);
@@ -573,12 +573,12 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
         (_, None) => Kind::Resident,
     };
     let default = Policy::default();
-    // 0 is what callers send for "not set"; a check or limit of no seconds would only ever fail.
+    // 0 is what callers send for "not set"; a check or limit of 0 s would always fail.
     let mut secs = |field: &str, default: Duration| {
         let given = r.integer(field, 0..=LONGEST_WAIT, faults).and_then(|secs| u64::try_from(secs).ok());
         given.filter(|secs| *secs > 0).map_or(default, Duration::from_secs)
     };
-    // Here 0 says something: it is never killed, as when nothing is sent.
+    // Here 0 means that the process is never killed, as if the field was not sent.
     let kill_after = secs("kill_after", Duration::ZERO);
     Policy {
         kind,
@@ -592,7 +592,7 @@ fn read_policy(r: &Reader<'_>, lenient: bool, faults: &mut Faults) -> Policy {
             .and_then(|n| u32::try_from(n).ok())
             .filter(|n| *n > 0)
             .unwrap_or(default.start_retries),
-        // Ours: GSE's own API has no words for these.
+        // Our own fields; GSE has no equivalents.
         limit_samples: r
             .integer("limit_samples", 0..=MOST_SAMPLES, faults)
             .and_then(|n| u32::try_from(n).ok())

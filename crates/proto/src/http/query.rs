@@ -12,24 +12,24 @@ use procfleet_core::select::Term;
 use std::time::Duration;
 
 const LONGEST_NAME: usize = 256;
-/// The most rows that one call gets.
+/// Maximum number of rows of one call.
 const MOST_ROWS: i64 = 1_000;
-/// The most rows of agents, procs, or ops of a task, which are small and many.
+/// Maximum number of rows of agents, procs, or ops of a task, which are small.
 const MOST_FLEET_ROWS: i64 = 10_000;
 const DEFAULT_FLEET_ROWS: u32 = 1_000;
 const LONGEST_SELECTION: usize = 8_192;
-/// The longest that a caller may wait for something to change.
+/// Maximum time of a long poll.
 const LONGEST_WAIT_MS: i64 = 30_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcsQuery {
     pub namespace: Option<String>,
-    /// It may be a glob.
+    /// May be a glob.
     pub name: Option<String>,
     pub host: Option<Host>,
     pub select: Vec<Term>,
     pub state: Option<ProcState>,
-    /// Only procs that are not as they should be.
+    /// Only procs with a problem.
     pub failed: bool,
     /// Only procs of agents that were not revoked.
     pub usable: bool,
@@ -98,26 +98,26 @@ pub struct AuditQuery {
     pub limit: u32,
     pub app: Option<String>,
     pub action: Option<String>,
-    /// Only what was refused or denied.
+    /// Only refused or denied calls.
     pub failed: bool,
-    /// Only what was done at this time or later; seconds since 1970, UTC.
+    /// Only records of this time or later; seconds since 1970, UTC.
     pub since: Option<i64>,
 }
 
-/// How an agent stands, as people filter by it.
+/// The state of an agent, as a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AgentStanding {
+pub enum AgentStateFilter {
     Connected,
     Away,
     Revoked,
 }
 
-impl AgentStanding {
+impl AgentStateFilter {
     pub fn word(self) -> &'static str {
         match self {
-            AgentStanding::Connected => "connected",
-            AgentStanding::Away => "away",
-            AgentStanding::Revoked => "revoked",
+            AgentStateFilter::Connected => "connected",
+            AgentStateFilter::Away => "away",
+            AgentStateFilter::Revoked => "revoked",
         }
     }
 }
@@ -128,7 +128,7 @@ pub struct AgentsQuery {
     pub business: Option<BusinessId>,
     /// It may be a glob.
     pub version: Option<String>,
-    pub state: Option<AgentStanding>,
+    pub state: Option<AgentStateFilter>,
     /// Offline for at least this long.
     pub offline_secs: Option<i64>,
     pub select: Vec<Term>,
@@ -145,9 +145,9 @@ pub fn agents<'v>(body: impl Into<RequestBody<'v>>) -> Result<AgentsQuery, Fault
         let cloud = reader.integer("bk_cloud_id", 0..=i64::from(u32::MAX), faults);
         let business = reader.integer("bk_biz_id", 1..=i64::from(u32::MAX), faults);
         let state = text(reader, "state", faults).and_then(|state| match state.as_str() {
-            "connected" => Some(AgentStanding::Connected),
-            "away" => Some(AgentStanding::Away),
-            "revoked" => Some(AgentStanding::Revoked),
+            "connected" => Some(AgentStateFilter::Connected),
+            "away" => Some(AgentStateFilter::Away),
+            "revoked" => Some(AgentStateFilter::Revoked),
             other => {
                 faults.add("state", format!("{other:?} is no state; there are connected, away and revoked"));
                 None
@@ -224,7 +224,7 @@ pub fn tasks<'v>(body: impl Into<RequestBody<'v>>) -> Result<TasksQuery, Faults>
     })
 }
 
-/// A task with a page of its ops. A wait that is longer than the longest is the longest.
+/// A task with a page of its ops. A longer wait than the maximum is cut to the maximum.
 pub fn task<'v>(body: impl Into<RequestBody<'v>>) -> Result<TaskQuery, Faults> {
     read(body.into(), &["wait_ms", "state", "after", "limit"], |reader, faults| {
         let filters = [OpFilter::Open, OpFilter::Ended, OpFilter::Failed];
@@ -340,7 +340,7 @@ mod tests {
     fn every_fault_of_a_filter_is_named() {
         let sent = json!({"bk_cloud_id": "x", "state": "gone", "select": "10.0.0.0/99,role=web,=", "limit": 0,
             "after": "a b", "sort": "size", "label": "x"});
-        let said = agents(&sent).expect_err("it has faults").to_string();
+        let faults_text = agents(&sent).expect_err("it has faults").to_string();
         for words in [
             "bk_cloud_id: ",
             "state: \"gone\" is no state",
@@ -351,13 +351,13 @@ mod tests {
             "sort: \"size\" is not known; there are id, host, version, state, heard",
             "label: is not known",
         ] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(faults_text.contains(words), "{words}: {faults_text}");
         }
         let sent = json!({"bk_cloud_id": "3", "bk_biz_id": 7, "state": "away", "offline_secs": "60", "select": "role=web, 10.0.*"});
         let read = agents(&sent).expect("good filters");
         assert_eq!(
             (read.cloud, read.business, read.state),
-            (Some(CloudId(3)), Some(BusinessId(7)), Some(AgentStanding::Away))
+            (Some(CloudId(3)), Some(BusinessId(7)), Some(AgentStateFilter::Away))
         );
         assert_eq!((read.offline_secs, read.select.len(), read.limit), (Some(60), 2, 1_000));
     }
@@ -389,7 +389,7 @@ mod tests {
     fn every_fault_of_a_list_is_named() {
         let sent = json!({"state": "dead", "failed": "maybe", "usable": "true", "sort": "pid", "after": "zz",
             "limit": "10001", "select": "=", "host": "x", "pid": 1});
-        let said = procs(&sent).expect_err("it has faults").to_string();
+        let faults_text = procs(&sent).expect_err("it has faults").to_string();
         for words in [
             "state: \"dead\" is not known; there are changing, gave_up, reloading",
             "failed: must be true or false",
@@ -400,15 +400,16 @@ mod tests {
             "host: ",
             "pid: is not known here",
         ] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(faults_text.contains(words), "{words}: {faults_text}");
         }
-        let said = tasks(&json!({"state": "x", "since": "y", "after": "z"})).expect_err("faults").to_string();
+        let faults_text =
+            tasks(&json!({"state": "x", "since": "y", "after": "z"})).expect_err("faults").to_string();
         for words in ["state: \"x\" is not known; there are open, ended", "since: ", "after: "] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(faults_text.contains(words), "{words}: {faults_text}");
         }
-        let said = task(&json!({"state": "x", "after": "-1"})).expect_err("faults").to_string();
+        let faults_text = task(&json!({"state": "x", "after": "-1"})).expect_err("faults").to_string();
         for words in ["state: \"x\" is not known; there are open, ended, failed", "after: "] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(faults_text.contains(words), "{words}: {faults_text}");
         }
     }
 }

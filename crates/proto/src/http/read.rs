@@ -1,4 +1,4 @@
-//! Reading a JSON value field by field, and noting each fault instead of stopping at the first.
+//! Reads a JSON value field by field, and collects all faults instead of stopping at the first.
 //!
 //! `null` is the same as absent, because several callers send it for absent fields. The exceptions are fields
 //! whose default would do more than their sender meant ([`Reader::refuse_null`]).
@@ -76,7 +76,7 @@ impl<'v> Reader<'v> {
         match self.source {
             RequestSource::Sent(_) => None,
             RequestSource::Recorded(recorder) => {
-                recorder.note(self.path(field), shape);
+                recorder.record_field(self.path(field), shape);
                 Some(recorder)
             }
         }
@@ -94,7 +94,7 @@ impl<'v> Reader<'v> {
     }
 
     /// The JSON path of this object; empty for the request itself.
-    pub fn place(&self) -> &str {
+    pub fn own_path(&self) -> &str {
         &self.path
     }
 
@@ -110,8 +110,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// Whether the field was sent. It says nothing to a recorder: a field that is only asked for here is not
-    /// in the document.
+    /// Whether the field was sent. Not recorded: a field that is only checked here is not in the document.
     pub fn has(&self, field: &str) -> bool {
         self.get(field).is_some()
     }
@@ -124,7 +123,7 @@ impl<'v> Reader<'v> {
         self.get(field).and_then(Value::as_array).is_some_and(Vec::is_empty)
     }
 
-    /// The field must be there, whatever it is.
+    /// The field is required, with any value.
     pub fn require(&self, field: &str, faults: &mut Faults) {
         self.record_need(field, FieldNeed::Present);
         if !self.has(field) {
@@ -158,8 +157,8 @@ impl<'v> Reader<'v> {
     /// The fields of one of these sets are required; the code that reads them reports the fault.
     pub fn either(&self, sets: &[&[&str]]) {
         if let RequestSource::Recorded(recorder) = self.source {
-            let places = |set: &&[&str]| set.iter().map(|field| self.path(field)).collect();
-            recorder.group(sets.iter().map(places).collect());
+            let paths = |set: &&[&str]| set.iter().map(|field| self.path(field)).collect();
+            recorder.group(sets.iter().map(paths).collect());
         }
     }
 
@@ -198,7 +197,7 @@ impl<'v> Reader<'v> {
         self.get(field).is_none_or(|value| value.as_array().is_some_and(Vec::is_empty))
     }
 
-    /// An object that must be there.
+    /// A required object.
     pub fn object(&self, field: &str, faults: &mut Faults) -> Option<Reader<'v>> {
         self.record_need(field, FieldNeed::Present);
         let found = self.optional_object(field, faults);
@@ -208,7 +207,7 @@ impl<'v> Reader<'v> {
         found
     }
 
-    /// An object that may be there.
+    /// An optional object.
     pub fn optional_object(&self, field: &str, faults: &mut Faults) -> Option<Reader<'v>> {
         if let Some(recorder) = self.recorder(field, Shape::Object) {
             return Some(self.inner(recorder, self.path(field)));
@@ -216,7 +215,7 @@ impl<'v> Reader<'v> {
         self.get(field).and_then(|value| Reader::at(value, self.path(field), faults))
     }
 
-    /// The objects of a list that must be there and have some.
+    /// The objects of a required, non-empty list.
     pub fn required_objects(&self, field: &str, faults: &mut Faults) -> Vec<Reader<'v>> {
         self.require_filled_list(field, faults);
         self.objects(field, faults)
@@ -229,9 +228,9 @@ impl<'v> Reader<'v> {
             return vec![Ok(self.inner(recorder, format!("{}[]", self.path(field))))];
         }
         let at = self.path(field);
-        let each = |(place, value): (usize, &'v Value)| {
+        let each = |(index, value): (usize, &'v Value)| {
             let mut own = Faults::default();
-            Reader::at(value, format!("{at}[{place}]"), &mut own).ok_or(own)
+            Reader::at(value, format!("{at}[{index}]"), &mut own).ok_or(own)
         };
         self.list(field, faults).iter().enumerate().map(each).collect()
     }
@@ -256,7 +255,7 @@ impl<'v> Reader<'v> {
         values
             .iter()
             .enumerate()
-            .filter_map(|(place, value)| Reader::at(value, format!("{at}[{place}]"), faults))
+            .filter_map(|(index, value)| Reader::at(value, format!("{at}[{index}]"), faults))
             .collect()
     }
 
@@ -270,9 +269,9 @@ impl<'v> Reader<'v> {
     pub fn each_text(&self, field: &str, faults: &mut Faults) -> Vec<(String, Result<&'v str, String>)> {
         self.recorder(field, Shape::Texts);
         let at = self.path(field);
-        let each = |(place, value): (usize, &'v Value)| {
+        let each = |(index, value): (usize, &'v Value)| {
             let text = value.as_str().ok_or_else(|| format!("must be a string, not {}", kind_of(value)));
-            (format!("{at}[{place}]"), text)
+            (format!("{at}[{index}]"), text)
         };
         self.list(field, faults).iter().enumerate().map(each).collect()
     }
@@ -289,7 +288,7 @@ impl<'v> Reader<'v> {
         texts
     }
 
-    /// The whole numbers of a list that must be there and have some.
+    /// The integers of a required, non-empty list.
     pub fn required_integers(
         &self,
         field: &str,
@@ -299,12 +298,12 @@ impl<'v> Reader<'v> {
         self.recorder(field, Shape::Integers(range.clone()));
         self.require_filled_list(field, faults);
         let mut numbers = Vec::new();
-        for (place, value) in self.list(field, faults).iter().enumerate() {
+        for (index, value) in self.list(field, faults).iter().enumerate() {
             match exact_integer(value).filter(|number| range.contains(number)) {
                 Some(number) => numbers.push(number),
                 None => {
                     let reason = format!("must be an integer from {} to {}", range.start(), range.end());
-                    faults.add(format!("{}[{place}]", self.path(field)), reason);
+                    faults.add(format!("{}[{index}]", self.path(field)), reason);
                 }
             }
         }
@@ -374,7 +373,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// A text that must be there and not be empty.
+    /// A required, non-empty text.
     pub fn required_text(&self, field: &str, longest: usize, faults: &mut Faults) -> String {
         self.recorder(field, Shape::Text { longest });
         self.record_need(field, FieldNeed::Filled);
@@ -400,7 +399,7 @@ impl<'v> Reader<'v> {
         self.in_range(field, number, range, faults)
     }
 
-    /// A number with a meaning; absent is `None`. The caller refuses a number that is not in `known`.
+    /// A number from a fixed set; absent is `None`. The caller refuses a number that is not in `known`.
     pub fn choice(&self, field: &str, known: &'static [i64], faults: &mut Faults) -> Option<i64> {
         if let Some(recorder) = self.recorder(field, Shape::Choice(known)) {
             return recorder.given(field);

@@ -34,7 +34,7 @@ pub enum Shape {
     Labels,
 }
 
-/// How much a field must be there. The order is that of strictness.
+/// Whether a field is required, ordered by strictness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FieldNeed {
     /// It may be absent or `null`.
@@ -42,7 +42,7 @@ pub enum FieldNeed {
     /// It may be absent, but not `null`.
     NotNull,
     Present,
-    /// It is there, and neither blank nor an empty list.
+    /// The field is required, and neither blank nor an empty list.
     Filled,
 }
 
@@ -51,9 +51,9 @@ pub enum FieldNeed {
 pub struct FieldRecord {
     pub fields: Vec<(String, Shape)>,
     needs: BTreeMap<String, FieldNeed>,
-    /// One name and another for the same thing.
+    /// Pairs of names for the same field.
     pub aliases: Vec<(String, String)>,
-    /// Of each group, the fields of at least one set are there.
+    /// Of each group, the fields of at least one set are required.
     pub groups: Vec<Vec<Vec<String>>>,
     /// The only fields that are known, where others are refused.
     pub only: Option<Vec<String>>,
@@ -109,7 +109,7 @@ impl Recorder {
         self.given.iter().find(|(name, _)| *name == field).map(|(_, number)| *number)
     }
 
-    pub(super) fn note(&self, path: String, shape: Shape) {
+    pub(super) fn record_field(&self, path: String, shape: Shape) {
         let mut record = self.record.borrow_mut();
         if record.fields.iter().all(|(known, _)| *known != path) {
             record.fields.push((path, shape));

@@ -12,7 +12,7 @@ use procfleet_core::spec::Spec;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// The task id as text: whether anybody issued it is not known here.
+/// The task id as text; whether the task exists is checked later.
 pub fn get_proc_operate_result<'v>(body: impl Into<RequestBody<'v>>) -> Result<String, Faults> {
     let mut faults = Faults::default();
     let task = Reader::root(body, &mut faults).map(|r| r.required_text("task_id", 128, &mut faults));

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The most procs that one page may have.
+/// Maximum number of procs on one page.
 const LARGEST_PAGE: i64 = 1_000;
 
 /// One proc on some hosts.
@@ -62,14 +62,14 @@ pub fn sync_proc_status<'v>(body: impl Into<RequestBody<'v>>) -> Result<SyncQuer
     }
 }
 
-/// A proc and where it is.
+/// A proc and its host.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcTarget<'a> {
     pub proc: &'a ProcKey,
     pub host: Host,
-    /// As the caller named it; 0 where it did not.
+    /// As the caller named it; 0 if it did not.
     pub supplier: u32,
-    /// The agent's id; where the caller named the agent, as it did so (it may have been by `cloud:ip`).
+    /// The agent's id, or the text by which the caller named the agent (which may be `cloud:ip`).
     pub agent: &'a AgentId,
 }
 
@@ -82,7 +82,7 @@ pub struct ProcInfos {
 /// `sync_proc_status`.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ProcInfoPage {
-    /// Of all pages.
+    /// Number of procs on all pages.
     pub count: u64,
     pub proc_infos: Vec<ProcInfo>,
 }
@@ -137,22 +137,22 @@ fn version_word(line: &str) -> String {
 }
 
 /// One element of `proc_infos`.
-pub fn proc_info(place: ProcTarget<'_>, report: &ProcReport) -> ProcInfo {
+pub fn proc_info(target: ProcTarget<'_>, report: &ProcReport) -> ProcInfo {
     let (running, stopped) = (1, 2);
     let wanted = if report.hosted || report.pid.is_some() { running } else { stopped };
     ProcInfo {
         meta: ProcMeta {
-            namespace: place.proc.namespace.clone(),
-            name: place.proc.name.clone(),
+            namespace: target.proc.namespace.clone(),
+            name: target.proc.name.clone(),
             labels: report.labels.clone(),
         },
         host: ProcHost {
-            ip: place.host.ip.to_string(),
-            bk_cloud_id: place.host.cloud.0,
-            bk_supplier_id: place.supplier,
-            bk_agent_id: place.agent.to_string(),
+            ip: target.host.ip.to_string(),
+            bk_cloud_id: target.host.cloud.0,
+            bk_supplier_id: target.supplier,
+            bk_agent_id: target.agent.to_string(),
         },
-        bk_agent_id: place.agent.to_string(),
+        bk_agent_id: target.agent.to_string(),
         flag: wanted,
         status: if report.pid.is_some() { running } else { stopped },
         isauto: report.hosted,

@@ -1,15 +1,14 @@
-//! `get_task_state`: how a task stands, agent by agent.
+//! `get_task_state`: the state of a task for each agent.
 //!
-//! No document describes it. What is known is the shape that one public caller, BlueKing's configuration
-//! service, has written down for it; it declares the call and does not make it yet, and the job platform,
-//! which uses the other APIs below `task/`, does not know it. The request is `{"task_id": "..",
-//! "agent_id_list": [..]}`, and the answer's `data` is `{"result": {"state", "successed_agents",
-//! "timeout_agents", "failed_agents", "pending_agents", "offline_agents", "restarted_agents"}}` with lists of
-//! agent ids and one of the states `pending`, `executing`, `timeout`, `failed` and `successed` (sic).
-//! `counts` and `task_id` are ours.
+//! No public document describes this API. The format comes from one public caller, BlueKing's configuration
+//! service, which declares the call and does not use it yet. The job platform, which uses the other APIs
+//! below `task/`, does not know it. The request is `{"task_id": "..", "agent_id_list": [..]}`, and the
+//! answer's `data` is `{"result": {"state", "successed_agents", "timeout_agents", "failed_agents",
+//! "pending_agents", "offline_agents", "restarted_agents"}}` with lists of agent ids and one of the states
+//! `pending`, `executing`, `timeout`, `failed` and `successed` (sic). `counts` and `task_id` are ours.
 //!
-//! An agent stands in exactly one list: that of its gravest op. A host without an agent is named as the
-//! caller named it.
+//! An agent is in exactly one list: that of its worst op. A host without an agent is named as the caller
+//! named it.
 
 use super::batch::settle;
 use super::fault::Faults;
@@ -22,7 +21,7 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateQuery {
-    /// As text: whether anybody issued it is not known here.
+    /// As text; whether the task exists is checked later.
     pub task: String,
     /// Empty: all.
     pub agents: Vec<String>,
@@ -46,13 +45,13 @@ pub fn get_task_state<'v>(body: impl Into<RequestBody<'v>>) -> Result<StateQuery
     }
 }
 
-/// How an agent stands. The later one is the graver.
+/// The state of an agent in a task, ordered from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum AgentTaskState {
     Succeeded,
     TimedOut,
     Offline,
-    /// It ended while it was carrying the op out.
+    /// The agent exited while it carried out the op.
     Restarted,
     Failed,
     Pending,
@@ -96,9 +95,9 @@ pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>)
     let mut agents: BTreeMap<String, AgentTaskState> = BTreeMap::new();
     let mut counts = Counts::default();
     for (agent, outcome) in ops {
-        let standing = AgentTaskState::of(outcome);
+        let state = AgentTaskState::of(outcome);
         counts.total += 1;
-        match standing {
+        match state {
             AgentTaskState::Pending => counts.open += 1,
             AgentTaskState::Succeeded => counts.succeeded += 1,
             AgentTaskState::Offline
@@ -108,21 +107,21 @@ pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>)
                 counts.failed += 1;
             }
         }
-        let gravest = agents.entry(agent).or_insert(standing);
-        *gravest = standing.max(*gravest);
+        let gravest = agents.entry(agent).or_insert(state);
+        *gravest = state.max(*gravest);
     }
     let gravest = agents.values().max().copied();
-    let those = |standing: AgentTaskState| -> Vec<String> {
-        agents.iter().filter(|(_, its)| **its == standing).map(|(agent, _)| agent.clone()).collect()
+    let agents_in = |state: AgentTaskState| -> Vec<String> {
+        agents.iter().filter(|(_, its)| **its == state).map(|(agent, _)| agent.clone()).collect()
     };
     let result = TaskStanding {
         state: state(gravest).to_owned(),
-        successed_agents: those(AgentTaskState::Succeeded),
-        timeout_agents: those(AgentTaskState::TimedOut),
-        failed_agents: those(AgentTaskState::Failed),
-        pending_agents: those(AgentTaskState::Pending),
-        offline_agents: those(AgentTaskState::Offline),
-        restarted_agents: those(AgentTaskState::Restarted),
+        successed_agents: agents_in(AgentTaskState::Succeeded),
+        timeout_agents: agents_in(AgentTaskState::TimedOut),
+        failed_agents: agents_in(AgentTaskState::Failed),
+        pending_agents: agents_in(AgentTaskState::Pending),
+        offline_agents: agents_in(AgentTaskState::Offline),
+        restarted_agents: agents_in(AgentTaskState::Restarted),
         counts,
     };
     TaskState { task_id: task.to_owned(), result }
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_stands_where_its_gravest_op_puts_it() {
+    fn the_state_of_an_agent_is_that_of_its_worst_op() {
         let (good, bad) = (Some(Code::Success), Some(Code::CommandFailed));
         check(&[("a", good), ("a", good)], "successed", &[("successed_agents", &["a"])]);
         check(
@@ -199,10 +198,10 @@ mod tests {
     fn the_request_is_checked() {
         let query = get_task_state(&json!({"task_id": "t", "agent_id_list": ["a"], "x": 1})).expect("fine");
         assert_eq!(query, StateQuery { task: "t".to_owned(), agents: vec!["a".to_owned()] });
-        let said = get_task_state(&json!({"agent_id_list": [1]})).expect_err("faults").to_string();
+        let faults_text = get_task_state(&json!({"agent_id_list": [1]})).expect_err("faults").to_string();
         assert!(
-            said.contains("task_id: is required") && said.contains("agent_id_list[0]: must be"),
-            "{said}"
+            faults_text.contains("task_id: is required") && faults_text.contains("agent_id_list[0]: must be"),
+            "{faults_text}"
         );
     }
 }

@@ -92,9 +92,9 @@ impl KnownFields {
             match value {
                 Value::Object(object) => found.extend(self.unread(object, inner, &shown)),
                 Value::Array(list) => {
-                    for (place, element) in list.iter().enumerate() {
+                    for (index, element) in list.iter().enumerate() {
                         let Value::Object(element) = element else { continue };
-                        found.extend(self.unread(element, inner, &format!("{shown}[{place}]")));
+                        found.extend(self.unread(element, inner, &format!("{shown}[{index}]")));
                     }
                 }
                 _ => {}

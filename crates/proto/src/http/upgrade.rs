@@ -1,7 +1,7 @@
 //! `upgrade_to_agent_id`: hosts, and the agent id that each is to be addressed by from now on.
 //!
-//! The node manager calls it while it takes hosts from GSE's first generation, where a host is its address,
-//! to the second, where it is its agent's id; the proc infos that were kept under the address must then be
+//! The node manager calls it when it moves hosts from GSE's first generation, which identifies a host by its
+//! address, to the second, which uses the agent's id. Procs that were stored under the address must then be
 //! found under the id. The answer's `data` is `{"success": ["0:127.0.0.1"], "failed": []}`.
 
 use super::batch::{NamedHost, ReadElement, settle};
@@ -67,17 +67,17 @@ mod tests {
     fn every_fault_is_named() {
         let body =
             json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}, {"ip": "x", "bk_agent_id": "a b"}]});
-        let said = upgrade_to_agent_id(&body).expect_err("faults").to_string();
+        let faults_text = upgrade_to_agent_id(&body).expect_err("faults").to_string();
         for word in [
             "hosts[0].bk_agent_id: is required",
             "hosts[1].ip: \"x\" is not",
             "hosts[1].bk_cloud_id: is required",
             "hosts[1].bk_agent_id: contains",
         ] {
-            assert!(said.contains(word), "{word:?} is not in {said:?}");
+            assert!(faults_text.contains(word), "{word:?} is not in {faults_text:?}");
         }
-        let said = upgrade_to_agent_id(&json!({})).expect_err("faults").to_string();
-        assert_eq!(said, "hosts: is required and must not be empty");
+        let faults_text = upgrade_to_agent_id(&json!({})).expect_err("faults").to_string();
+        assert_eq!(faults_text, "hosts: is required and must not be empty");
     }
 
     #[test]

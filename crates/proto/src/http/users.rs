@@ -24,7 +24,7 @@ pub struct CreateUserToken {
     pub ttl_secs: u64,
 }
 
-/// The answer to it.
+/// The answer to `POST /api/v1/users/{name}/token`.
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
 pub struct UserToken {
     pub name: String,
@@ -34,7 +34,7 @@ pub struct UserToken {
     pub expires_at: i64,
 }
 
-/// One row of `GET /api/v1/users`; the answer to what changes a user.
+/// One row of `GET /api/v1/users`; the answer to calls that change a user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UserView {
     pub name: String,
@@ -78,8 +78,10 @@ mod tests {
     #[test]
     fn every_fault_is_named() {
         let check = |faults: Faults, expected: &[&str]| {
-            let said = faults.to_string();
-            expected.iter().for_each(|word| assert!(said.contains(word), "{word:?} is not in {said:?}"));
+            let faults_text = faults.to_string();
+            expected
+                .iter()
+                .for_each(|word| assert!(faults_text.contains(word), "{word:?} is not in {faults_text:?}"));
         };
         check(create_user(&json!({"name": "a b", "x": 1})).expect_err("faults"), &["name: contains", "x: "]);
         check(create_user(&json!({})).expect_err("faults"), &["name: is required"]);

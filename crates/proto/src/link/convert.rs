@@ -218,7 +218,8 @@ impl TryFrom<Report> for (OpId, Option<Outcome>) {
     }
 }
 
-/// A newer agent may have more codes. Refusing its report would make the agent send it for ever.
+/// A newer agent may have more codes. Refusing its report would make the agent repeat it until the server is
+/// upgraded.
 fn unknown_code(number: u32, message: &str) -> String {
     format!(
         "the agent answered with code {number}, which this server does not know; upgrade the server: {message}"

@@ -1,9 +1,9 @@
 //! The messages between server and agent: one WebSocket binary frame each, prost-encoded.
 //!
-//! Everything may come twice, late or never. Ops and reports carry the op's id; an op carries the epoch of
-//! the session that sends it. A spec and an outcome's content travel in the one JSON form in which they are
-//! also stored, so there is one format to keep compatible and not three. Times are durations: the two clocks
-//! are never compared.
+//! Every message may arrive twice, late or never. Ops and reports carry the op's id; an op carries the epoch
+//! of the session that sends it. A spec and an outcome's content travel in the one JSON form in which they
+//! are also stored, so there is only one format to keep compatible. Times are durations: the two clocks are
+//! never compared.
 
 mod convert;
 pub mod token;
@@ -139,8 +139,7 @@ pub struct HostFacts {
     /// When the agent started; seconds since 1970.
     #[prost(int64, tag = "5")]
     pub started_at: i64,
-    /// How the agent keeps the processes of a proc together: `cgroup` or `tree`. Agents of earlier versions
-    /// do not say.
+    /// The containment of the agent: `cgroup` or `tree`. Empty from agents of earlier versions.
     #[prost(string, tag = "6")]
     pub containment: String,
 }
@@ -155,10 +154,12 @@ pub struct Welcome {
     pub server_time: i64,
     #[prost(uint64, tag = "3")]
     pub heartbeat_ms: u64,
-    /// Whether this server takes [`Events`]; one of the first version does not, and would end the session.
+    /// Whether this server accepts [`Events`]. A server of the first version does not, and would end the
+    /// session.
     #[prost(bool, tag = "4")]
     pub takes_events: bool,
-    /// In how long the agent is to ask for its next certificate; absent from servers that renew none.
+    /// When the agent should ask for its next certificate; absent from servers that do not renew
+    /// certificates.
     #[prost(uint64, optional, tag = "9")]
     pub renew_in_ms: Option<u64>,
     /// Whether this server always states the accounts of [`Op`], [`ReadLog`] and [`ReadSpec`]. The agent then
@@ -167,7 +168,7 @@ pub struct Welcome {
     pub limits_accounts: bool,
 }
 
-/// Carry this out, once.
+/// An op, to be carried out once.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Op {
     #[prost(string, tag = "1")]
@@ -330,8 +331,7 @@ pub struct Events {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct EventMessage {
-    /// Where the agent wrote it down: a name of its journal that no other journal has, and a number that
-    /// grows.
+    /// The unique name of the agent's journal, and an increasing number within it.
     #[prost(string, tag = "1")]
     pub journal: String,
     #[prost(uint64, tag = "2")]
@@ -355,7 +355,7 @@ pub struct EventMessage {
     /// The alarm that the spec names; 0: none.
     #[prost(int64, tag = "9")]
     pub report_id: i64,
-    /// The program's name, for those who know it by that.
+    /// The program's name.
     #[prost(string, tag = "10")]
     pub proc_name: String,
     /// The OS account of the spec at that time; empty from agents of earlier versions.
@@ -472,17 +472,17 @@ pub struct SpecRead {
 /// As much of a log as one message holds, so that it fits a frame.
 pub const LOG_BYTES: usize = 40 * 1024;
 
-/// Go away for a while: the server is ending.
+/// The server is stopping: disconnect, and reconnect later.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Drain {
-    /// Come back after this long, plus a random part of `spread_ms`.
+    /// Reconnect after this time, plus a random part of `spread_ms` (jitter).
     #[prost(uint64, tag = "1")]
     pub after_ms: u64,
     #[prost(uint64, tag = "2")]
     pub spread_ms: u64,
 }
 
-/// The session cannot be: the reason is for the agent's log.
+/// The session is refused. The reason is for the agent's log.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Refused {
     #[prost(string, tag = "1")]
@@ -525,7 +525,8 @@ pub struct Renew {
     /// A certificate signing request in DER, for a new key; empty: the message confirms `kept`.
     #[prost(bytes = "vec", tag = "1")]
     pub csr: Vec<u8>,
-    /// The SHA-256 of a certificate that is safe on the agent's disk: it will come back with this one.
+    /// The SHA-256 of a certificate that is safe on the agent's disk: it uses this certificate from its next
+    /// connection on.
     #[prost(bytes = "vec", tag = "2")]
     pub kept: Vec<u8>,
 }

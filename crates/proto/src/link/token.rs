@@ -1,6 +1,6 @@
 //! The join token: `pf1-ID-SECRET-PIN`, all hexadecimal.
 //!
-//! The pin is the SHA-256 of the CA's certificate, so a new host knows whom it talks to before it sends the
+//! The pin is the SHA-256 of the CA's certificate, so a new host authenticates the server before it sends the
 //! secret.
 
 use std::fmt;

@@ -3,12 +3,12 @@
 use super::RETRY;
 use super::work::Work;
 use crate::session_channel::{CutReason, Undelivered};
-use crate::store::{Applied, Finished};
 use procfleet_core::dispatch::OpProgress;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{Ack, server_message::Body};
+use procfleet_store::{Applied, Finished};
 use std::collections::{BTreeSet, HashMap};
 use tracing::{debug, error, info, warn};
 
@@ -81,7 +81,7 @@ impl Work {
                     info!(%op, code, "a late report was kept; the op keeps the outcome that it had");
                 }
                 // Acknowledged all the same: a repetition would not help.
-                Applied::Unknown => warn!(%op, "a report for an op that nobody gave out"),
+                Applied::Unknown => warn!(%op, "report for an unknown op; it is acknowledged and dropped"),
                 Applied::NotYours => {
                     warn!(%op, agent = ?finished.agent, "a report for another agent's op was refused");
                     liars.extend(finished.agent);

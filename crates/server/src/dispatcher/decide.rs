@@ -1,9 +1,8 @@
-//! What to do with an op that is due, as [`dispatch`] decides: send it, wait, or end it.
+//! Carries out the decisions of [`dispatch`] about ops that are due: send, wait, or end.
 
 use super::RETRY;
 use super::work::Work;
 use crate::session_channel::{CutReason, Undelivered};
-use crate::store::Finished;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::{
     self, CANCEL_GRACE, CancelStep, Cancelling, Decision, OpProgress, Presence, WINDOW,
@@ -11,6 +10,7 @@ use procfleet_core::dispatch::{
 use procfleet_core::id::OpId;
 use procfleet_core::op::Outcome;
 use procfleet_proto::link::{Cancel, Op, server_message::Body};
+use procfleet_store::Finished;
 
 impl Work {
     pub(super) fn decide_due(&mut self) {
@@ -60,7 +60,7 @@ impl Work {
         let Some(entry) = self.ops.get_mut(&op) else { return };
         let session = entry.agent.as_ref().and_then(|agent| self.sessions.get(agent));
         let cancelling = match session {
-            Some(session) if !session.knows.cancels => Cancelling::Deaf,
+            Some(session) if !session.capabilities.cancels => Cancelling::Unsupported,
             _ => cancelling,
         };
         let wake = match dispatch::cancel(now, &entry.open, presence, cancelling, &entry.target) {
@@ -91,7 +91,7 @@ impl Work {
             OpProgress::Waiting => entry.open.start_by,
             OpProgress::Sent(_) | OpProgress::Taken(_) => entry.open.deadline,
         };
-        if !entry.accounts.is_all() && !session.knows.limits_accounts {
+        if !entry.accounts.is_all() && !session.capabilities.limits_accounts {
             let ended = dispatch::unchecked(&entry.open, &entry.target);
             let wake = if ended.is_some() { now + RETRY } else { until };
             ended.into_iter().for_each(|outcome| self.end(op, outcome));
@@ -101,7 +101,7 @@ impl Work {
             session.backlog.push_back(op);
             return self.wake(op, until);
         }
-        if entry.changes && !session.knows.changes {
+        if entry.changes && !session.capabilities.changes {
             let outcome = dispatch::cannot_change(&entry.open, &entry.target);
             self.end(op, outcome);
             return self.wake(op, now + RETRY);

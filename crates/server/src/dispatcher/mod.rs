@@ -31,12 +31,12 @@ use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::presences::{LastHeard, Presences};
 use crate::session_channel::SessionSender;
-use crate::store::{Store, StoreError};
 use procfleet_core::dispatch::RESTART_GRACE;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_program::Parts;
-use std::collections::{BTreeSet, HashMap};
+use procfleet_store::{Store, StoreError};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -50,6 +50,8 @@ const QUEUE: usize = 4_096;
 const REPORT_BYTES: usize = 32 << 20;
 /// How soon a failed write or read of the store is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+/// How often the dispatcher looks for tasks that nobody announced, where there can be any.
+const POLL: Duration = Duration::from_secs(1);
 
 /// The reason given for an agent whose host another agent has joined for.
 pub const RETIRED: &str = "was retired: another agent has joined for its host";
@@ -76,7 +78,7 @@ pub enum DispatcherMessage {
         /// Ops that are in the agent's journal.
         taken: Vec<OpId>,
         heard: LastHeard,
-        knows: Knows,
+        capabilities: AgentCapabilities,
     },
     Gone {
         agent: AgentId,
@@ -100,7 +102,7 @@ pub enum DispatcherMessage {
 
 /// Capabilities that not every version of the agent has.
 #[derive(Clone, Copy, Debug)]
-pub struct Knows {
+pub struct AgentCapabilities {
     /// Understands the message that cancels an op.
     pub cancels: bool,
     /// Can change single fields of a stored spec.
@@ -133,7 +135,7 @@ impl Dispatcher {
         Ok(dispatcher)
     }
 
-    /// The handle and the task. `grace`: how long agents that have not reconnected yet are not called away.
+    /// The handle and the task. `grace`: how long agents that have not reconnected yet do not count as away.
     async fn prepare(
         store: Store,
         clock: Clock,
@@ -144,6 +146,7 @@ impl Dispatcher {
     ) -> Result<(Dispatcher, impl Future<Output = ()> + Send + 'static), StoreError> {
         let (messages, inbox) = mpsc::channel(QUEUE);
         let (changes, changed) = watch::channel(0);
+        let poll_at = store.has_uncertain_changes().then(|| clock.now());
         let mut work = Work {
             store,
             clock,
@@ -163,6 +166,8 @@ impl Dispatcher {
             unread: Vec::new(),
             report_permits: Vec::new(),
             retry_at: None,
+            poll_at,
+            open_at_last_poll: HashSet::new(),
         };
         work.load().await?;
         let report_bytes = Arc::new(Semaphore::new(REPORT_BYTES));

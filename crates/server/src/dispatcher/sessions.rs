@@ -1,6 +1,6 @@
 //! The connected agents: sessions that come, go, are replaced or dismissed.
 
-use super::Knows;
+use super::AgentCapabilities;
 use super::work::Work;
 use crate::session_channel::{CutReason, SessionSender};
 use procfleet_core::dispatch::{self, OpProgress};
@@ -19,7 +19,7 @@ const SPREAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_sec
 pub(super) struct Session {
     pub(super) epoch: Epoch,
     pub(super) sender: SessionSender,
-    pub(super) knows: Knows,
+    pub(super) capabilities: AgentCapabilities,
     /// Number of ops that were sent and not confirmed.
     pub(super) unconfirmed: usize,
     /// Ops beyond the window; sent as earlier ones are confirmed.
@@ -33,7 +33,7 @@ impl Work {
         epoch: Epoch,
         sender: SessionSender,
         taken: Vec<OpId>,
-        knows: Knows,
+        capabilities: AgentCapabilities,
     ) -> bool {
         if self.sessions.get(&agent).is_some_and(|session| session.epoch > epoch) {
             sender.cut(CutReason::Replaced);
@@ -45,12 +45,12 @@ impl Work {
             return false;
         }
         let ended = taken.iter().filter(|op| !self.ops.contains_key(op)).map(OpId::to_string);
-        let ended: Vec<String> = if knows.cancels { ended.collect() } else { Vec::new() };
+        let ended: Vec<String> = if capabilities.cancels { ended.collect() } else { Vec::new() };
         if !ended.is_empty() {
             // These ops ended while the agent was away; the agent must not begin them now.
             let _ = sender.try_send(Body::Cancel(Cancel { ops: ended }));
         }
-        let session = Session { epoch, sender, knows, unconfirmed: 0, backlog: VecDeque::new() };
+        let session = Session { epoch, sender, capabilities, unconfirmed: 0, backlog: VecDeque::new() };
         if let Some(older) = self.sessions.insert(agent.clone(), session) {
             older.sender.cut(CutReason::Replaced);
         }
@@ -69,7 +69,9 @@ impl Work {
         if let Some(session) = self.sessions.remove(&agent) {
             // Dropping the sender ends the connection after this message is written.
             let _ = session.sender.try_send(refusal(&agent, &reason));
-            self.presences.remove(&agent);
+            self.presences.leave(&agent, self.clock.wall());
+        } else {
+            self.presences.forget(&agent);
         }
         self.back_by.remove(&agent);
         self.reconsider(&agent);
@@ -79,7 +81,7 @@ impl Work {
     /// Removes an agent's session and returns it.
     pub(super) fn gone(&mut self, agent: &AgentId) -> Option<Session> {
         let session = self.sessions.remove(agent);
-        self.presences.remove(agent);
+        self.presences.leave(agent, self.clock.wall());
         self.back_by.insert(agent.clone(), self.clock.now() + dispatch::RECONNECT_GRACE);
         self.reconsider(agent);
         session
@@ -88,7 +90,7 @@ impl Work {
     /// Ends an agent's session at once. The agent may reconnect and is sent everything again.
     pub(super) fn cut(&mut self, agent: &AgentId, reason: CutReason) {
         if let Some(session) = self.gone(agent) {
-            warn!(%agent, %reason, "an agent was cut off");
+            warn!(%agent, %reason, "session of an agent was cut");
             session.sender.cut(reason);
         }
     }

@@ -1,21 +1,21 @@
 //! The table of open ops and their timers.
 
 use super::work::Work;
-use super::{RETIRED, RETRY, revoked};
+use super::{POLL, RETIRED, RETRY, revoked};
 use crate::backlog::Load;
-use crate::clock::ClockReading;
-use crate::store::{OpenOpRow, StoreError};
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::{Cancelling, OpProgress, OpenOp};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey, TaskId};
 use procfleet_core::spec::Spec;
 use procfleet_failpoint::{Point, hit};
-use std::collections::{BTreeMap, HashMap};
+use procfleet_store::clock::ClockReading;
+use procfleet_store::{OpenOpRow, StoreError};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use tracing::{error, info};
 
-/// Stands for the sessions of an earlier server process. Epochs of the store begin with 1.
+/// The epoch of sessions of an earlier server process. Epochs of the store begin with 1.
 const NO_SESSION: Epoch = Epoch(0);
 
 /// One open op.
@@ -62,7 +62,7 @@ impl Work {
             self.backlog.restore(task, Load { ops, bytes });
         }
         if !open.is_empty() {
-            info!(ops = open.len(), "open ops taken up again");
+            info!(ops = open.len(), "open ops resumed from the store");
         }
         // The store does not know which ops were sent. An agent that was connected after the op was accepted
         // may have it, and even its outcome, so only the agent's report or the deadline ends the op.
@@ -83,12 +83,12 @@ impl Work {
         }
         match self.store.tasks_ops(self.unread.clone()).await {
             Ok(rows) => {
-                hit(Point::ServerKeeperRead);
+                hit(Point::ServerDispatcherRead);
                 let open = count_by_task(&rows);
                 for task in std::mem::take(&mut self.unread) {
                     self.backlog.opened(task, open.get(&task).copied().unwrap_or_default());
                 }
-                self.add(rows, |_| OpProgress::Waiting);
+                self.add_new(rows);
             }
             Err(error) => {
                 let tasks = self.unread.len();
@@ -100,6 +100,39 @@ impl Work {
                 self.retry_at = Some(self.clock.now() + RETRY);
             }
         }
+    }
+
+    /// Looks for tasks that were stored though their caller got an error, because the connection to the
+    /// database ended at that moment: nobody has announced them. A task is taken when it is open at two looks
+    /// in a row and none of its ops is known.
+    pub(super) async fn poll(&mut self) {
+        if self.poll_at.is_none_or(|at| self.clock.now() < at) {
+            return;
+        }
+        self.poll_at = Some(self.clock.now() + POLL);
+        // The next look finds the same; the error is logged by those who need an answer now.
+        let Ok(open) = self.store.open_tasks().await else { return };
+        let open: HashSet<TaskId> = open.into_iter().collect();
+        let last = std::mem::replace(&mut self.open_at_last_poll, open);
+        let mut unknown: HashSet<TaskId> = self.open_at_last_poll.intersection(&last).copied().collect();
+        for op in self.ops.keys() {
+            unknown.remove(&op.task);
+        }
+        if unknown.is_empty() {
+            return;
+        }
+        info!(tasks = unknown.len(), "tasks found that were stored while the database was away");
+        let Ok(rows) = self.store.tasks_ops(unknown.into_iter().collect()).await else { return };
+        for (task, ops) in count_by_task(&rows) {
+            self.backlog.restore(task, Load { ops, bytes: 0 });
+        }
+        self.add_new(rows);
+    }
+
+    /// Adds ops that are not in the table yet.
+    fn add_new(&mut self, mut rows: Vec<OpenOpRow>) {
+        rows.retain(|row| !self.ops.contains_key(&row.op));
+        self.add(rows, |_| OpProgress::Waiting);
     }
 
     pub(super) fn add(&mut self, rows: Vec<OpenOpRow>, progress: impl Fn(&OpenOpRow) -> OpProgress) {
@@ -163,7 +196,7 @@ impl Work {
     /// When the next timer or retry is due.
     pub(super) fn wake_at(&self) -> Option<BootTime> {
         let timer = self.timers.first().map(|(moment, _)| *moment);
-        timer.into_iter().chain(self.retry_at).min()
+        timer.into_iter().chain(self.retry_at).chain(self.poll_at).min()
     }
 
     /// Lets all open ops of the agent be decided.

@@ -2,11 +2,7 @@
 
 use super::*;
 use crate::backlog::Load;
-use crate::clock::{ClockMark, ClockReading};
 use crate::session_channel::{CutReason, SessionReceiver};
-use crate::store::{
-    CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, Replaces, RequestHead, TokenUse,
-};
 use procfleet_core::code::Code;
 use procfleet_core::dispatch::WINDOW;
 use procfleet_core::grants::GrantScope;
@@ -15,13 +11,18 @@ use procfleet_core::op::OpKind;
 use procfleet_core::request::Target;
 use procfleet_core::spec::Spec;
 use procfleet_proto::link::{Ack, Cancel, server_message::Body};
+use procfleet_store::clock::{ClockMark, ClockReading, WallMs};
+use procfleet_store::{
+    CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, Replaces, RequestHead, TokenUse,
+};
 use std::future::pending;
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const SECRET: [u8; 32] = [7; 32];
 /// An agent of this version.
-const KNOWS: Knows = Knows { cancels: true, changes: true, limits_accounts: true };
+const ALL_CAPABILITIES: AgentCapabilities =
+    AgentCapabilities { cancels: true, changes: true, limits_accounts: true };
 const HOUR: i64 = 3_600_000;
 
 struct Fixture {
@@ -127,18 +128,27 @@ impl Fixture {
     }
 
     async fn dispatcher_with(&self, grace: Duration) -> Dispatcher {
+        self.dispatcher_and_presences(grace).await.0
+    }
+
+    async fn dispatcher_and_presences(&self, grace: Duration) -> (Dispatcher, Presences) {
         let metrics = Arc::new(Metrics::new());
         let presences = Presences::new(metrics.clone());
         let backlog = Backlog::new(Load { ops: 1_000, bytes: 1_000_000 });
         let prepared =
-            Dispatcher::prepare(self.store.clone(), self.clock, presences, metrics, backlog, grace).await;
+            Dispatcher::prepare(self.store.clone(), self.clock, presences.clone(), metrics, backlog, grace)
+                .await;
         let (dispatcher, work) = prepared.expect("it loads");
         tokio::spawn(work);
-        dispatcher
+        (dispatcher, presences)
     }
 
     /// Connects the agent, with no op in its journal.
     async fn connect(&self, dispatcher: &Dispatcher) -> (Epoch, SessionReceiver) {
+        self.connect_heard(dispatcher, LastHeard::at(0)).await
+    }
+
+    async fn connect_heard(&self, dispatcher: &Dispatcher, heard: LastHeard) -> (Epoch, SessionReceiver) {
         let wall = self.clock.wall();
         let epoch = self.store.agent_connected(&self.agent, "0.1.0", "null", wall).await.expect("connected");
         let (sender, orders, _) = SessionSender::for_session();
@@ -147,8 +157,8 @@ impl Fixture {
             epoch,
             sender,
             taken: Vec::new(),
-            heard: LastHeard::at(0),
-            knows: KNOWS,
+            heard,
+            capabilities: ALL_CAPABILITIES,
         };
         assert!(dispatcher.send(message).await);
         (epoch, orders)
@@ -240,7 +250,7 @@ async fn ops_that_are_open_at_the_start_end_without_any_message() {
 
 /// An agent that cannot take ops (its disk is full) gets later ones once the earlier ones have ended.
 #[tokio::test]
-async fn ops_that_end_unconfirmed_make_room_for_others() {
+async fn ops_that_end_unconfirmed_free_capacity_for_others() {
     let fixture = fixture().await;
     let dispatcher = fixture.dispatcher().await;
     let (_, mut orders) = fixture.connect(&dispatcher).await;
@@ -257,12 +267,12 @@ async fn ops_that_end_unconfirmed_make_room_for_others() {
     }
 }
 
-fn code_of(row: &crate::store::OpRecord) -> Option<Code> {
+fn code_of(row: &procfleet_store::OpRecord) -> Option<Code> {
     row.outcome.as_ref().map(|outcome| outcome.code)
 }
 
 async fn cancel(fixture: &Fixture, dispatcher: &Dispatcher, task: TaskId) {
-    let audit = crate::store::NewAudit::default();
+    let audit = procfleet_store::NewAudit::default();
     assert!(fixture.store.cancel_task(task, fixture.clock.wall(), audit).await.expect("no error"));
     dispatcher.send(DispatcherMessage::Cancelled(task)).await;
 }
@@ -293,7 +303,7 @@ async fn a_cancelled_op_that_was_not_sent_ends_without_its_agent() {
     let fixture = fixture().await;
     let dispatcher = fixture.dispatcher().await;
     let ops = fixture.task(2, 0, 30_000, 60_000).await;
-    let audit = crate::store::NewAudit::default();
+    let audit = procfleet_store::NewAudit::default();
     fixture.store.cancel_task(ops[0].task, fixture.clock.wall(), audit).await.expect("no error");
     dispatcher.stop().await;
     let dispatcher = fixture.dispatcher().await;
@@ -323,11 +333,11 @@ async fn an_agent_that_reconnects_gets_a_cancel_for_its_ops_that_have_ended() {
             sender,
             taken: vec![ops[1]],
             heard: LastHeard::at(0),
-            knows: KNOWS,
+            capabilities: ALL_CAPABILITIES,
         })
         .await;
-    let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("a message");
-    assert_eq!(told, Some(Body::Cancel(Cancel { ops: vec![ops[1].to_string()] })));
+    let message = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("a message");
+    assert_eq!(message, Some(Body::Cancel(Cancel { ops: vec![ops[1].to_string()] })));
 }
 
 #[tokio::test]
@@ -340,14 +350,52 @@ async fn a_dismissed_agent_gets_the_reason_and_its_ops_end() {
     assert_eq!(next_op(&mut orders).await, ops[0]);
     let reason = "was revoked".to_owned();
     dispatcher.send(DispatcherMessage::Dismissed { agent: fixture.agent.clone(), reason }).await;
-    let told = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("a message");
-    assert!(matches!(told, Some(Body::Refused(refused)) if refused.reason.ends_with("was revoked")));
+    let message = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("a message");
+    assert!(matches!(message, Some(Body::Refused(refused)) if refused.reason.ends_with("was revoked")));
     assert_eq!(orders.recv().await, None, "and cut off");
     fixture.wait_until_ended(&dispatcher, ops[0].task).await;
     // A session that was accepted before the dismissal is refused, too.
     let (_, mut orders) = fixture.connect(&dispatcher).await;
     assert!(matches!(orders.recv().await, Some(Body::Refused(_))));
     assert_eq!(orders.recv().await, None);
+}
+
+/// The session stores its end only after the dispatcher has removed it: until then, nobody else knows when
+/// the agent was last heard.
+#[tokio::test]
+async fn an_agent_that_has_left_was_last_heard_in_its_session() {
+    const HEARD: WallMs = 1_000;
+    let fixture = fixture().await;
+    let (dispatcher, presences) = fixture.dispatcher_and_presences(Duration::ZERO).await;
+    let before = fixture.clock.wall();
+    for reason in ["gone", "dismissed", "forgotten"] {
+        let agent = fixture.agent.clone();
+        let message = match reason {
+            "gone" => {
+                let (epoch, _) = fixture.connect_heard(&dispatcher, LastHeard::at(HEARD)).await;
+                DispatcherMessage::Gone { agent, epoch }
+            }
+            "dismissed" => {
+                fixture.connect_heard(&dispatcher, LastHeard::at(HEARD)).await;
+                DispatcherMessage::Dismissed { agent, reason: reason.to_owned() }
+            }
+            _ => DispatcherMessage::Dismissed { agent, reason: reason.to_owned() },
+        };
+        dispatcher.send(message).await;
+        // An answer to a later message: the dispatcher has handled the one above.
+        let ops = fixture.task(1, 0, -30_000, -1_000).await;
+        dispatcher.send(DispatcherMessage::TaskCreated(ops[0].task)).await;
+        fixture.wait_until_ended(&dispatcher, ops[0].task).await;
+        assert!(!presences.contains(&fixture.agent), "{reason}");
+        let absence = presences.absence(&fixture.agent);
+        match reason {
+            "forgotten" => assert_eq!(absence, None),
+            _ => {
+                assert_eq!(presences.last_heard(&fixture.agent), Some(HEARD), "{reason}");
+                assert!(absence.is_some_and(|absence| absence.since >= before), "{reason}: {absence:?}");
+            }
+        }
+    }
 }
 
 /// Agents may take a while to reconnect after a restart of the server: their ops wait.
@@ -380,7 +428,7 @@ async fn an_agent_that_does_not_read_is_cut_and_gets_all_ops_after_it_reconnects
         sender,
         taken: Vec::new(),
         heard: LastHeard::at(0),
-        knows: KNOWS,
+        capabilities: ALL_CAPABILITIES,
     };
     assert!(dispatcher.send(message).await);
     let ops = fixture.task(2, 0, 30_000, 60_000).await;
@@ -404,8 +452,8 @@ async fn reports_that_wait_to_be_written_are_bounded_in_bytes() {
         vec![(op, Some(Outcome::without_agent(Code::Success, "done", OpKind::Query)))]
     };
     for _ in 0..4 {
-        let told = dispatcher.report(&fixture.agent, epoch, report(), REPORT_BYTES);
-        assert!(tokio::time::timeout(PATIENCE, told).await.expect("what is written makes room"));
+        let reporting = dispatcher.report(&fixture.agent, epoch, report(), REPORT_BYTES);
+        assert!(tokio::time::timeout(PATIENCE, reporting).await.expect("a commit frees capacity"));
     }
     let bytes = u32::try_from(REPORT_BYTES).expect("it fits");
     drop(
@@ -433,7 +481,7 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
         sender,
         taken: Vec::new(),
         heard: LastHeard::at(0),
-        knows: KNOWS,
+        capabilities: ALL_CAPABILITIES,
     };
     assert!(dispatcher.send(message).await);
     let outcome = Outcome::without_agent(Code::Success, "it was done", OpKind::Query);
@@ -453,10 +501,11 @@ async fn a_change_of_single_fields_is_not_sent_to_an_agent_that_cannot() {
     let epoch =
         fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("connected");
     let (sender, mut orders, _cut) = SessionSender::for_session();
-    let (agent, knows) = (fixture.agent.clone(), Knows { changes: false, ..KNOWS });
+    let (agent, capabilities) =
+        (fixture.agent.clone(), AgentCapabilities { changes: false, ..ALL_CAPABILITIES });
     let heard = LastHeard::at(0);
     dispatcher
-        .send(DispatcherMessage::Connected { agent, epoch, sender, taken: Vec::new(), heard, knows })
+        .send(DispatcherMessage::Connected { agent, epoch, sender, taken: Vec::new(), heard, capabilities })
         .await;
     let change = Spec { change: vec!["op_timeout".to_owned()], ..Spec::default() };
     let refused = fixture.task_of(Some(change), 1, 0, 30_000, 60_000, 0).await;

@@ -8,11 +8,11 @@ use crate::backlog::Backlog;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::presences::Presences;
-use crate::store::{Finished, Store};
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::Cancelling;
 use procfleet_core::id::{AgentId, OpId, TaskId};
-use std::collections::{BTreeSet, HashMap};
+use procfleet_store::{Finished, Store};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
@@ -28,7 +28,7 @@ pub(super) struct Work {
     pub(super) clock: Clock,
     pub(super) presences: Presences,
     pub(super) metrics: Arc<Metrics>,
-    /// Counts the open ops; ended ops make room for others.
+    /// Counts the open ops; ended ops free capacity for others.
     pub(super) backlog: Backlog,
     pub(super) changes: watch::Sender<u64>,
     /// Boxed: a table of unboxed entries would be the largest object in memory, and twice as large while it
@@ -51,6 +51,10 @@ pub(super) struct Work {
     /// Released when the reports that they belong to are written.
     pub(super) report_permits: Vec<OwnedSemaphorePermit>,
     pub(super) retry_at: Option<BootTime>,
+    /// When to look for tasks that nobody announced. `None`: there cannot be any.
+    pub(super) poll_at: Option<BootTime>,
+    /// The tasks that were open at the last look.
+    pub(super) open_at_last_poll: HashSet<TaskId>,
 }
 
 impl Work {
@@ -77,6 +81,7 @@ impl Work {
             if self.retry_at.is_none_or(|at| self.clock.now() >= at) {
                 self.retry_at = None;
                 self.read_tasks().await;
+                self.poll().await;
             }
             self.settle().await;
             if let Some(done) = stop {
@@ -96,8 +101,8 @@ impl Work {
                     self.dirty.insert(*op);
                 }
             }
-            DispatcherMessage::Connected { agent, epoch, sender, taken, heard, knows } => {
-                if self.connected(agent.clone(), epoch, sender, taken, knows) {
+            DispatcherMessage::Connected { agent, epoch, sender, taken, heard, capabilities } => {
+                if self.connected(agent.clone(), epoch, sender, taken, capabilities) {
                     self.presences.insert(agent, heard);
                 }
             }

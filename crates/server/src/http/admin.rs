@@ -4,10 +4,9 @@
 use super::call::Call;
 use super::error::CallError;
 use super::routes::{Acting, Routes};
-use crate::store::AuditFilter;
 use crate::usecase::ca::{self, Force};
 use crate::usecase::support::access;
-use crate::usecase::{agents, apps, audit, businesses, tokens, users, webhooks};
+use crate::usecase::{Page, agents, apps, audit, businesses, tokens, users, webhooks};
 use procfleet_proto::http::events::WebhookRow;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage;
@@ -16,7 +15,7 @@ use procfleet_proto::http::native::{
 };
 use procfleet_proto::http::query::{self, AuditQuery};
 use procfleet_proto::http::users::{self as users_shape, UserToken, UserView};
-use serde::Serialize;
+use procfleet_store::AuditFilter;
 
 pub(super) fn routes() -> Routes {
     Routes::default()
@@ -48,7 +47,7 @@ pub(super) fn routes() -> Routes {
         .post("business_create", "/api/v1/businesses", only(create_business))
         .get("business_set_list", "/api/v1/business_sets", only(list_sets))
         .post("business_set_create", "/api/v1/business_sets", only(create_set))
-        .get("audit", "/api/v1/audit", only(list_audit))
+        .list("audit", "/api/v1/audit", only(list_audit))
         .get("webhook_list", "/api/v1/webhooks", only(list_webhooks))
         .post("webhook_create", "/api/v1/webhooks", only(create_webhook))
         .post("webhook_remove", "/api/v1/webhooks/{id}/remove", only(remove_webhook))
@@ -59,7 +58,7 @@ fn only<T, F>(
     act: impl FnOnce(Call) -> F + Clone + Send + Sync + 'static,
 ) -> impl FnOnce(Call) -> Acting<T> + Clone + Send + Sync + 'static
 where
-    T: Serialize + Send + 'static,
+    T: Send + 'static,
     F: Future<Output = Result<T, CallError>> + Send + 'static,
 {
     move |call: Call| {
@@ -202,7 +201,7 @@ async fn remove_webhook(call: Call) -> Result<Vec<WebhookRow>, CallError> {
     Ok(webhooks::list(&call.services).await?)
 }
 
-async fn list_audit(call: Call) -> Result<Vec<AuditRow>, CallError> {
+async fn list_audit(call: Call) -> Result<Page<Vec<AuditRow>>, CallError> {
     let AuditQuery { limit, app, action, failed, since } = query::audit(&call.body)?;
     let since = since.map(|secs| secs.saturating_mul(1000));
     let filter = AuditFilter { app, action, failed, since };

@@ -24,14 +24,14 @@ const STALLED: Duration = Duration::from_secs(30);
 /// Time limit of a whole body, so that a slow sender does not hold its share for long (slow-loris).
 const WHOLE: Duration = Duration::from_secs(120);
 /// Minimum pace of a body before its login, in bytes per second, after a grace period.
-const STRANGERS_PACE: f64 = 4.0 * 1024.0;
-const STRANGERS_GRACE: Duration = Duration::from_secs(10);
+const UNAUTHENTICATED_PACE: f64 = 4.0 * 1024.0;
+const UNAUTHENTICATED_GRACE: Duration = Duration::from_secs(10);
 /// Larger bodies are parsed on another thread, so that they do not delay other calls, and take a share of the
 /// budget.
 const SMALL: usize = 64 * 1024;
 /// Bodies before their login take a share of the budget from this size on: anybody can send many of them and
 /// leave them unfinished.
-const STRANGERS_SMALL: usize = 8 * 1024;
+const UNAUTHENTICATED_SMALL: usize = 8 * 1024;
 /// Budget for large bodies, in bytes: one for callers that have logged in, one for those whose login is in
 /// the body.
 const BUDGET: usize = 3 * LARGEST;
@@ -40,7 +40,7 @@ const BUDGET: usize = 3 * LARGEST;
 #[derive(Clone, Debug)]
 pub(super) struct BodyBudgets {
     callers: BodyBudget,
-    strangers: BodyBudget,
+    unauthenticated: BodyBudget,
 }
 
 /// A request's JSON and its share of the budget, if it is large.
@@ -53,13 +53,13 @@ pub(super) struct Received {
 
 impl BodyBudgets {
     pub(super) fn new() -> BodyBudgets {
-        BodyBudgets { callers: BodyBudget::new(BUDGET), strangers: BodyBudget::new(BUDGET) }
+        BodyBudgets { callers: BodyBudget::new(BUDGET), unauthenticated: BodyBudget::new(BUDGET) }
     }
 
     fn of(&self, holder: &BodyHolder) -> &BodyBudget {
         match holder {
             BodyHolder::App(_) => &self.callers,
-            BodyHolder::Peer(_) => &self.strangers,
+            BodyHolder::Peer(_) => &self.unauthenticated,
         }
     }
 
@@ -126,7 +126,7 @@ async fn collect(
     let mut stream = body.into_data_stream();
     let small = match holder {
         BodyHolder::App(_) => SMALL,
-        BodyHolder::Peer(_) => STRANGERS_SMALL,
+        BodyHolder::Peer(_) => UNAUTHENTICATED_SMALL,
     };
     let mut bytes = Vec::with_capacity(announced.unwrap_or_default().min(small));
     let mut share: Option<BodyShare> = None;
@@ -182,8 +182,8 @@ fn deadline(holder: &BodyHolder, began: Instant, size: usize) -> Instant {
     match holder {
         BodyHolder::App(_) => stalled,
         BodyHolder::Peer(_) => {
-            let pace = Duration::from_secs_f64(size as f64 / STRANGERS_PACE);
-            stalled.min(began + pace.max(STRANGERS_GRACE))
+            let pace = Duration::from_secs_f64(size as f64 / UNAUTHENTICATED_PACE);
+            stalled.min(began + pace.max(UNAUTHENTICATED_GRACE))
         }
     }
 }
@@ -233,7 +233,7 @@ mod tests {
     async fn a_slow_body_is_cut_and_sooner_before_a_login() {
         let net = std::net::IpAddr::from([10, 0, 0, 1]).into();
         let second = Duration::from_secs(1);
-        assert_eq!(read_for(BodyHolder::Peer(net), 1, second).await, STRANGERS_GRACE);
+        assert_eq!(read_for(BodyHolder::Peer(net), 1, second).await, UNAUTHENTICATED_GRACE);
         assert_eq!(read_for(BodyHolder::App("a".to_owned()), 1, second).await, WHOLE);
         assert_eq!(read_for(BodyHolder::App("a".to_owned()), 1, 60 * second).await, STALLED);
         assert_eq!(read_for(BodyHolder::Peer(net), 5 * 1024, second).await, WHOLE, "it keeps its pace");

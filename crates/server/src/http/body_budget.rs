@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 /// How long a body waits for its share.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a waiting body checks for one that is too slow.
 const EVERY: Duration = Duration::from_millis(250);
 /// The pace of a body counts after this time.
@@ -79,7 +79,7 @@ impl BodyBudget {
 
     /// Waits for a share.
     pub(super) async fn take(&self, holder: BodyHolder, bytes: usize) -> Result<BodyShare, CallError> {
-        let give_up = Instant::now() + PATIENCE;
+        let give_up = Instant::now() + TIMEOUT;
         loop {
             let freed = self.0.freed.notified();
             tokio::pin!(freed);

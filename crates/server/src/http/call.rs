@@ -69,10 +69,10 @@ pub(super) struct Reply<T> {
     pub(super) page: Option<PageEnd>,
 }
 
-/// What follows a page.
+/// The cursor and the total of a page.
 pub(super) struct PageEnd {
     next: Option<String>,
-    total: u64,
+    total: Option<u64>,
 }
 
 impl<T> From<T> for Reply<T> {
@@ -154,7 +154,7 @@ where
                         message,
                         data: Some(data),
                         next,
-                        total: Some(total),
+                        total,
                         request_id,
                     }),
                 }
@@ -185,7 +185,8 @@ async fn log_in(
     from: IpAddr,
     connection: Option<&ConnectionInfo>,
 ) -> Result<(Caller, Received), CallError> {
-    // Before a large body is read: while it arrives, its connection must not be evicted for strangers.
+    // Before a large body is read: while it arrives, its connection must not be evicted for unauthenticated
+    // peers.
     let logged_in = || connection.iter().for_each(|connection| connection.logged_in());
     let early = match (login::in_header(&parts.headers), parts.method == Method::GET) {
         (Ok(None), true) => login::in_query(parts.uri.query().unwrap_or_default()),

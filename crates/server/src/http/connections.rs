@@ -19,7 +19,7 @@ use tokio::sync::{Notify, watch};
 const LARGE_HEADS: usize = 256;
 const LARGE_HEADS_OF_ONE: usize = 64;
 /// Peers of one address without a login get at most one slot in this many.
-const STRANGERS_PART: usize = 4;
+const UNAUTHENTICATED_PART: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct ConnectionLimiter {
@@ -33,7 +33,7 @@ struct Slots {
     next: u64,
     by_number: BTreeMap<u64, Arc<Slot>>,
     /// Connections without a login. The smallest number is the oldest.
-    strangers: HashMap<PeerNet, BTreeSet<u64>>,
+    unauthenticated: HashMap<PeerNet, BTreeSet<u64>>,
     large_heads: HashMap<PeerNet, BTreeSet<u64>>,
 }
 
@@ -75,7 +75,9 @@ impl ConnectionLimiter {
 
     fn admit_now(self: &Arc<Self>, net: PeerNet) -> Option<Admitted> {
         let mut slots = self.lock();
-        if let Some(own) = slots.strangers.get(&net).filter(|own| own.len() >= self.most / STRANGERS_PART) {
+        if let Some(own) =
+            slots.unauthenticated.get(&net).filter(|own| own.len() >= self.most / UNAUTHENTICATED_PART)
+        {
             let oldest = own.first().copied();
             oldest.into_iter().for_each(|number| slots.evict(number));
         }
@@ -93,7 +95,7 @@ impl ConnectionLimiter {
             evicted: watch::Sender::new(false),
         });
         slots.by_number.insert(number, slot.clone());
-        slots.strangers.entry(net).or_default().insert(number);
+        slots.unauthenticated.entry(net).or_default().insert(number);
         Some(Admitted(ConnectionInfo { slot, limiter: self.clone() }))
     }
 
@@ -105,7 +107,8 @@ impl ConnectionLimiter {
 impl Slots {
     fn most_expendable(&self) -> Option<u64> {
         // Of two addresses with the same number, the one with the older connection.
-        let most = self.strangers.values().max_by_key(|own| (own.len(), std::cmp::Reverse(own.first())));
+        let most =
+            self.unauthenticated.values().max_by_key(|own| (own.len(), std::cmp::Reverse(own.first())));
         most.and_then(|own| own.first().copied())
     }
 
@@ -117,7 +120,7 @@ impl Slots {
 
     fn remove(&mut self, number: u64) -> Option<Arc<Slot>> {
         let slot = self.by_number.remove(&number)?;
-        remove_from(&mut self.strangers, slot.net, number);
+        remove_from(&mut self.unauthenticated, slot.net, number);
         remove_from(&mut self.large_heads, slot.net, number);
         Some(slot)
     }
@@ -157,16 +160,16 @@ impl Drop for Admitted {
 impl ConnectionInfo {
     pub(super) fn logged_in(&self) {
         if !self.slot.has_logged_in.swap(true, Ordering::Relaxed) {
-            remove_from(&mut self.limiter.lock().strangers, self.slot.net, self.slot.number);
+            remove_from(&mut self.limiter.lock().unauthenticated, self.slot.net, self.slot.number);
         }
     }
 
-    /// A later login over this connection was wrong: the peer counts as a stranger again.
+    /// A later login over this connection was wrong: the peer counts as unauthenticated again.
     pub(super) fn login_refused(&self) {
         if self.slot.has_logged_in.swap(false, Ordering::Relaxed) {
             let mut slots = self.limiter.lock();
             if slots.by_number.contains_key(&self.slot.number) {
-                slots.strangers.entry(self.slot.net).or_default().insert(self.slot.number);
+                slots.unauthenticated.entry(self.slot.net).or_default().insert(self.slot.number);
             }
         }
     }
@@ -220,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_address_with_most_strangers_loses_its_oldest() {
+    async fn the_address_with_most_unauthenticated_connections_loses_its_oldest() {
         let limiter = ConnectionLimiter::new(12);
         let known = limiter.admit(net("10.0.0.2")).await;
         known.connection().logged_in();
@@ -233,7 +236,7 @@ mod tests {
         assert!(!is_evicted(&others[0]).await && !is_evicted(&third[0]).await);
         drop((known, others, most, third, fourth, newcomer));
         let slots = limiter.lock();
-        assert!(slots.by_number.is_empty() && slots.strangers.is_empty());
+        assert!(slots.by_number.is_empty() && slots.unauthenticated.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -249,7 +252,7 @@ mod tests {
         let one_more = limiter.admit(net("10.0.0.1")).await;
         assert!(is_evicted(&own[0]).await, "after a wrong login it counts again");
         drop((own, more, too_many, one_more));
-        assert!(limiter.lock().strangers.is_empty());
+        assert!(limiter.lock().unauthenticated.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use axum::http::StatusCode;
 use procfleet_core::code::Code;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::job::Permission;
+use procfleet_store::StoreError;
 use std::time::Duration;
 use tracing::error;
 
@@ -67,7 +68,10 @@ impl CallError {
     /// When the same call may succeed. `None`: repeating it does not help.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
-            CallError::App(AppError::Full(_)) | CallError::Crowded => Some(backlog::RETRY_AFTER),
+            CallError::App(
+                AppError::Full(_) | AppError::Store(StoreError::Away { .. } | StoreError::Uncertain { .. }),
+            )
+            | CallError::Crowded => Some(backlog::RETRY_AFTER),
             _ => None,
         }
     }
@@ -130,6 +134,11 @@ impl CallError {
                      of its own with each request"
                 );
                 (StatusCode::OK, Code::BadRequest, reason)
+            }
+            CallError::App(AppError::Store(StoreError::Away { .. } | StoreError::Uncertain { .. })) => {
+                let reason = "the database does not answer now. If the call changes something, it is not known whether it was \
+                              stored: send it again under the same Idempotency-Key, or look for it in the list of tasks";
+                (StatusCode::SERVICE_UNAVAILABLE, Code::SystemError, reason.to_owned())
             }
             CallError::App(AppError::Store(source)) => {
                 error!(

@@ -5,7 +5,7 @@ use super::error::CallError;
 use super::idempotency;
 use super::routes::{Routes, enveloped};
 use crate::usecase::results::KeyStyle;
-use crate::usecase::{agents, process_groups, registration, results, status, task_state, upgrade};
+use crate::usecase::{agents, operate, process_groups, registration, results, status, task_state, upgrade};
 use procfleet_core::grants::GrantScope;
 use procfleet_proto::http::agents::{AgentAlive, AgentDetails, AgentInfo, AgentState};
 use procfleet_proto::http::document::Method;
@@ -31,10 +31,10 @@ const PROC_PREFIXES: [&str; 4] = [
     "/api/v2/proc",
     "/api/c/compapi/v2/gse/api/v2/proc",
 ];
-/// Where the new gateway has its agent APIs.
+/// The paths of the new gateway's agent APIs.
 const CLUSTER_PREFIXES: [&str; 3] =
     ["/api/bk-gse/prod/api/v2/cluster", "/api/v2/cluster", "/api/c/compapi/v2/gse/api/v2/cluster"];
-/// And its task APIs.
+/// The paths of the new gateway's task APIs.
 const TASK_PREFIXES: [&str; 3] =
     ["/api/bk-gse/prod/api/v2/task", "/api/v2/task", "/api/c/compapi/v2/gse/api/v2/task"];
 
@@ -114,8 +114,7 @@ async fn operate_proc_multi(call: Call) -> Result<Reply<TaskAccepted>, CallError
 
 async fn submit(call: Call, asked: Result<OperateCall, Faults>) -> Result<Reply<TaskAccepted>, CallError> {
     let (OperateCall { requests, warnings }, key) = Faults::of_both(asked, idempotency::key(&call.headers))?;
-    let submitting =
-        idempotency::submit(&call.services, &call.caller, call.api, requests, &GrantScope::All, key);
+    let submitting = operate::submit(&call.services, &call.caller, call.api, requests, &GrantScope::All, key);
     let data = TaskAccepted { task_id: submitting.await?.to_string() };
     Ok(Reply { warnings, ..Reply::from(data) })
 }

@@ -1,13 +1,9 @@
-//! The key with which a caller may repeat a request: `Idempotency-Key`, or else `X-Bkapi-Request-Id`.
+//! Reads the key with which a caller may repeat a request: `Idempotency-Key`, or else `X-Bkapi-Request-Id`.
+//! `usecase/operate.rs` gives it its meaning.
 
-use crate::store::{KeyKind, SubmissionKey};
-use crate::usecase::{AppError, Caller, Services, operate};
 use axum::http::{HeaderMap, HeaderValue};
-use procfleet_core::grants::GrantScope;
-use procfleet_core::id::{BusinessId, TaskId};
-use procfleet_core::request::Request;
-use procfleet_failpoint::{Point, hit};
 use procfleet_proto::http::fault::Faults;
+use procfleet_store::{KeyKind, SubmissionKey};
 
 pub(super) const KEY: &str = "Idempotency-Key";
 const REQUEST_ID: &str = "X-Bkapi-Request-Id";
@@ -25,22 +21,6 @@ pub(super) fn key(headers: &HeaderMap) -> Result<Option<SubmissionKey>, Faults> 
         times => Err(format!("is sent {times} times, once is allowed")),
     };
     read.map(|text| Some(SubmissionKey { kind, text })).map_err(|reason| Faults::one(header, reason))
-}
-
-/// Creates one task for a call, however often it is repeated with this key.
-pub(super) async fn submit(
-    services: &Services,
-    caller: &Caller,
-    api: &'static str,
-    requests: Vec<Request>,
-    within: &GrantScope<BusinessId>,
-    key: Option<SubmissionKey>,
-) -> Result<TaskId, AppError> {
-    hit(Point::ServerRequestRead);
-    match key {
-        Some(key) => operate::submit_once(services, caller, api, requests, within, key).await,
-        None => operate::submit(services, caller, api, requests, within).await,
-    }
 }
 
 fn text(value: &HeaderValue) -> Result<String, String> {

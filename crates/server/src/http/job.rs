@@ -5,7 +5,7 @@ use super::error::CallError;
 use super::idempotency;
 use super::routes::{Routes, job_enveloped};
 use crate::usecase::support::scope;
-use crate::usecase::{agents, results};
+use crate::usecase::{agents, operate, results};
 use procfleet_proto::http::agents::AgentAlive;
 use procfleet_proto::http::document::{self, Method};
 use procfleet_proto::http::fault::Faults;
@@ -85,8 +85,8 @@ impl JobApi {
                 };
                 let (asked, key) = Faults::of_both(read, idempotency::key(&headers))?;
                 let within = scope::businesses(&services, &caller, asked.scope).await?;
-                let task = idempotency::submit(&services, &caller, self.name(), asked.requests, &within, key)
-                    .await?;
+                let task =
+                    operate::submit(&services, &caller, self.name(), asked.requests, &within, key).await?;
                 let data = JobData::Accepted(JobAccepted { bk_gse_taskid: task.to_string() });
                 Ok(Reply { warnings: asked.warnings, ..Reply::from(data) })
             }

@@ -1,11 +1,11 @@
-//! procfleet's own API, for the CLI and the console: what every app may ask, each within its grants.
+//! procfleet's own API, for the CLI and the console: the calls that every app may make within its grants.
 
 use super::call::{Call, Reply};
 use super::error::CallError;
 use super::idempotency;
 use super::routes::Routes;
 use crate::usecase::support::access;
-use crate::usecase::{Page, agents, cancel, events, logs, procs, retry, select, specs, tasks};
+use crate::usecase::{Page, agents, cancel, events, logs, operate, procs, retry, select, specs, tasks};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::request::Target;
 use procfleet_proto::http::events::EventsView;
@@ -14,7 +14,7 @@ use procfleet_proto::http::logs::{self as logs_shape, LogsView};
 use procfleet_proto::http::native::{
     AgentRow, MeantProc, OperateAnswer, ProcRow, SpecView, TaskRow, TaskView,
 };
-use procfleet_proto::http::operate::{self, Sending, TaskAccepted};
+use procfleet_proto::http::operate::{self as operate_shape, Sending, TaskAccepted};
 use procfleet_proto::http::query;
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub(super) fn routes() -> Routes {
         .list("task", "/api/v1/tasks/{task_id}", show_task)
         .post("task_cancel", "/api/v1/tasks/{task_id}/cancel", cancel_task)
         .post("task_retry", "/api/v1/tasks/{task_id}/retry", retry_task)
-        .get("events", "/api/v1/events", list_events)
+        .list("events", "/api/v1/events", list_events)
         .get("spec", "/api/v1/specs", show_spec)
         .get("logs", "/api/v1/logs", read_log)
 }
@@ -36,10 +36,11 @@ async fn list_agents(call: Call) -> Result<Page<Vec<AgentRow>>, CallError> {
     Ok(agents::list(&call.services, &call.caller, query::agents(&call.body)?).await?)
 }
 
-/// Processes on the hosts that are named, selected, or known to have them; or only which those are.
+/// Operates processes on the hosts that are named, selected, or known to have them. A dry run only lists
+/// them.
 async fn operate_selected(call: Call) -> Result<Reply<OperateAnswer>, CallError> {
     let Call { api, services, caller, body, headers, .. } = call;
-    let (asked, key) = Faults::of_both(operate::operate_selected(&body), idempotency::key(&headers))?;
+    let (asked, key) = Faults::of_both(operate_shape::operate_selected(&body), idempotency::key(&headers))?;
     access::permit(&caller, std::slice::from_ref(&asked.request), &GrantScope::All)?;
     let (sending, warnings) = (asked.sending, asked.warnings.clone());
     let requests = select::requests(&services, &caller, asked).await?;
@@ -54,7 +55,7 @@ async fn operate_selected(call: Call) -> Result<Reply<OperateAnswer>, CallError>
     let task_id = match sending {
         Sending::DryRun => String::new(),
         Sending::ForReal => {
-            idempotency::submit(&services, &caller, api, requests, &GrantScope::All, key).await?.to_string()
+            operate::submit(&services, &caller, api, requests, &GrantScope::All, key).await?.to_string()
         }
     };
     let data = OperateAnswer { task_id, count: hosts.len() as u64, hosts, procs };
@@ -84,7 +85,7 @@ async fn retry_task(call: Call) -> Result<TaskAccepted, CallError> {
     Ok(TaskAccepted { task_id: task.to_string() })
 }
 
-async fn list_events(call: Call) -> Result<EventsView, CallError> {
+async fn list_events(call: Call) -> Result<Page<EventsView>, CallError> {
     Ok(events::list(&call.services, &call.caller, query::events(&call.body)?).await?)
 }
 

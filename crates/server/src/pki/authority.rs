@@ -4,8 +4,9 @@
 //! `ca.next.*`. A certificate is written after its key and moved after it: a successor's certificate without
 //! a key means that a move was interrupted, and the move is finished.
 
-use super::{CaPins, PkiError, read, read_text, valid_for_years, write_private};
+use super::{PkiError, read, read_text, valid_for_years, write_private};
 use procfleet_proto::link::token::hex;
+use procfleet_store::CaPins;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use std::path::{Path, PathBuf};
 use tokio_rustls::rustls::pki_types::CertificateDer;
@@ -57,7 +58,7 @@ impl Authority {
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // Each CA has a name of its own, so that a certificate shows which CA signed it.
+        // Each CA has its own name, so that a certificate shows which CA signed it.
         let name = format!("procfleet CA {}", hex(&crate::secret::random::<4>()));
         params.distinguished_name.push(DnType::CommonName, name);
         valid_for_years(&mut params, CA_YEARS);
@@ -118,7 +119,7 @@ fn succeed(folder: &Path) -> Result<(), PkiError> {
 }
 
 /// Finishes a move that was interrupted.
-pub(super) fn mend(folder: &Path) -> Result<(), PkiError> {
+pub(super) fn finish_interrupted_move(folder: &Path) -> Result<(), PkiError> {
     let (key, certificate) = AuthoritySlot::Next.files(folder);
     if certificate.exists() && !key.exists() { succeed(folder) } else { Ok(()) }
 }

@@ -17,6 +17,7 @@ mod clients;
 
 use authority::{Authority, AuthoritySlot};
 use procfleet_core::id::AgentId;
+use procfleet_store::CaPins;
 use rcgen::{
     CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, KeyPair,
     KeyUsagePurpose,
@@ -67,18 +68,11 @@ pub enum PkiError {
 
 /// How to start without a CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beginning {
+pub enum CaStart {
     /// This many hosts have joined with an earlier CA. 0: the first start, which creates a CA.
     AfterHosts(u64),
     /// The operator passed --new-ca.
-    Again,
-}
-
-/// The CA and its successor, by the SHA-256 of their certificates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CaPins {
-    pub current: [u8; 32],
-    pub next: Option<[u8; 32]>,
+    NewCa,
 }
 
 /// A change of the CA that is prepared and not in effect yet.
@@ -125,19 +119,19 @@ impl Ca {
     pub fn open(
         folder: &Path,
         life: Duration,
-        beginning: Beginning,
+        beginning: CaStart,
         decided: Option<CaPins>,
     ) -> Result<Ca, PkiError> {
-        authority::mend(folder)?;
+        authority::finish_interrupted_move(folder)?;
         if let Some(decided) = decided {
             authority::follow(folder, decided)?;
         }
         let path = authority::certificate(folder);
         let shown = match (Authority::read(folder, AuthoritySlot::Present)?, beginning) {
-            (Some(_), Beginning::Again) => return Err(PkiError::NotLost { path }),
-            (Some(authority), Beginning::AfterHosts(_)) => authority,
-            (None, Beginning::AfterHosts(hosts)) if hosts > 0 => return Err(PkiError::Lost { path, hosts }),
-            (None, Beginning::AfterHosts(_) | Beginning::Again) => {
+            (Some(_), CaStart::NewCa) => return Err(PkiError::NotLost { path }),
+            (Some(authority), CaStart::AfterHosts(_)) => authority,
+            (None, CaStart::AfterHosts(hosts)) if hosts > 0 => return Err(PkiError::Lost { path, hosts }),
+            (None, CaStart::AfterHosts(_) | CaStart::NewCa) => {
                 Authority::make(folder, AuthoritySlot::Present)?
             }
         };
@@ -408,7 +402,7 @@ mod tests {
     }
 
     fn open(folder: &Path, decided: Option<CaPins>) -> Ca {
-        Ca::open(folder, LIFE, Beginning::AfterHosts(0), decided).expect("a CA")
+        Ca::open(folder, LIFE, CaStart::AfterHosts(0), decided).expect("a CA")
     }
 
     #[test]

@@ -18,7 +18,7 @@ const EVENTS: Rate = Rate { burst: 12_000.0, each_second: 10.0 };
 /// every sample, or 150 ops a second.
 const MESSAGES: Rate = Rate { burst: 40_000.0, each_second: 500.0 };
 /// Minimum time between two log lines about the excess of one agent.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
+const LOG_EVERY: Duration = Duration::from_secs(60);
 /// Below this number of agents no budget is removed.
 const REMEMBERED: usize = 1_024;
 
@@ -45,13 +45,13 @@ impl Bucket {
 struct Budget {
     events: Bucket,
     messages: Bucket,
-    complained: Option<BootTime>,
+    logged_at: Option<BootTime>,
 }
 
 impl Budget {
     fn full(now: BootTime) -> Budget {
         let bucket = |rate: Rate| Bucket { level: rate.burst, at: now };
-        Budget { events: bucket(EVENTS), messages: bucket(MESSAGES), complained: None }
+        Budget { events: bucket(EVENTS), messages: bucket(MESSAGES), logged_at: None }
     }
 
     fn refill(&mut self, now: BootTime) {
@@ -62,7 +62,7 @@ impl Budget {
     fn is_forgettable(&mut self, now: BootTime) -> bool {
         self.refill(now);
         let is_full = self.events.level >= EVENTS.burst && self.messages.level >= MESSAGES.burst;
-        is_full && self.complained.is_none_or(|at| now.since(at) >= COMPLAIN_EVERY)
+        is_full && self.logged_at.is_none_or(|at| now.since(at) >= LOG_EVERY)
     }
 }
 
@@ -98,7 +98,7 @@ impl Budgets {
 
     /// Pays for events. `Err`: there are too few tokens, nothing was taken, and the caller may try again
     /// after this time.
-    pub(super) fn pay_for_events(&self, agent: &AgentId, cost: usize, now: BootTime) -> Result<(), Duration> {
+    pub(super) fn spend_events(&self, agent: &AgentId, cost: usize, now: BootTime) -> Result<(), Duration> {
         let mut inner = self.lock();
         let bucket = &mut inner.of(agent, now).events;
         let left = bucket.level - tokens(cost).min(EVENTS.burst);
@@ -111,7 +111,7 @@ impl Budgets {
 
     /// Pays for a message that was read already. Returns for how long the session must not read
     /// (back-pressure).
-    pub(super) fn pay_for_message(&self, agent: &AgentId, cost: usize, now: BootTime) -> Duration {
+    pub(super) fn spend_message(&self, agent: &AgentId, cost: usize, now: BootTime) -> Duration {
         let mut inner = self.lock();
         let bucket = &mut inner.of(agent, now).messages;
         // The debt is bounded, so that an agent that behaves again is soon read at full speed.
@@ -119,13 +119,13 @@ impl Budgets {
         Duration::from_secs_f64((-bucket.level).max(0.0) / MESSAGES.each_second)
     }
 
-    /// Whether to log now that this agent sends too much: once per `COMPLAIN_EVERY`.
-    pub(super) fn complain(&self, agent: &AgentId, now: BootTime) -> bool {
+    /// Whether to log now that this agent sends too much: once per `LOG_EVERY`.
+    pub(super) fn may_log(&self, agent: &AgentId, now: BootTime) -> bool {
         let mut inner = self.lock();
-        let complained = &mut inner.of(agent, now).complained;
-        let is_due = complained.is_none_or(|at| now.since(at) >= COMPLAIN_EVERY);
+        let logged_at = &mut inner.of(agent, now).logged_at;
+        let is_due = logged_at.is_none_or(|at| now.since(at) >= LOG_EVERY);
         if is_due {
-            *complained = Some(now);
+            *logged_at = Some(now);
         }
         is_due
     }
@@ -156,19 +156,15 @@ mod tests {
     fn a_burst_is_taken_at_once_and_then_a_fixed_number_each_second() {
         let (budgets, one) = (Budgets::default(), agent(1));
         for _ in 0..120 {
-            assert_eq!(budgets.pay_for_events(&one, 100, second(0)), Ok(()));
+            assert_eq!(budgets.spend_events(&one, 100, second(0)), Ok(()));
         }
-        let wait = budgets.pay_for_events(&one, 100, second(0)).expect_err("the bucket is empty");
+        let wait = budgets.spend_events(&one, 100, second(0)).expect_err("the bucket is empty");
         assert!((10_000..10_100).contains(&wait.as_millis()), "{wait:?}");
-        assert!(budgets.pay_for_events(&one, 100, second(9)).is_err(), "not early");
-        assert_eq!(budgets.pay_for_events(&one, 100, second(11)), Ok(()));
+        assert!(budgets.spend_events(&one, 100, second(9)).is_err(), "not early");
+        assert_eq!(budgets.spend_events(&one, 100, second(11)), Ok(()));
+        assert_eq!(budgets.spend_events(&agent(2), 100, second(0)), Ok(()), "each agent has its own buckets");
         assert_eq!(
-            budgets.pay_for_events(&agent(2), 100, second(0)),
-            Ok(()),
-            "each agent has its own buckets"
-        );
-        assert_eq!(
-            budgets.pay_for_events(&agent(3), usize::MAX, second(0)),
+            budgets.spend_events(&agent(3), usize::MAX, second(0)),
             Ok(()),
             "a cost above the burst is capped"
         );
@@ -178,30 +174,30 @@ mod tests {
     fn an_agent_that_sends_too_many_messages_is_read_more_slowly() {
         let (budgets, one) = (Budgets::default(), agent(1));
         for _ in 0..40 {
-            assert_eq!(budgets.pay_for_message(&one, 1_000, second(0)), Duration::ZERO);
+            assert_eq!(budgets.spend_message(&one, 1_000, second(0)), Duration::ZERO);
         }
-        assert_eq!(budgets.pay_for_message(&one, 1_000, second(0)), Duration::from_secs(2));
-        assert_eq!(budgets.pay_for_message(&one, 1_000, second(2)), Duration::from_secs(2));
-        assert_eq!(budgets.pay_for_message(&one, 1_000, second(100)), Duration::ZERO);
+        assert_eq!(budgets.spend_message(&one, 1_000, second(0)), Duration::from_secs(2));
+        assert_eq!(budgets.spend_message(&one, 1_000, second(2)), Duration::from_secs(2));
+        assert_eq!(budgets.spend_message(&one, 1_000, second(100)), Duration::ZERO);
     }
 
     #[test]
     fn the_excess_of_an_agent_is_logged_once_a_minute() {
         let budgets = Budgets::default();
         let logged: Vec<bool> =
-            [0, 1, 59, 60, 61].map(|at| budgets.complain(&agent(1), second(at))).into_iter().collect();
+            [0, 1, 59, 60, 61].map(|at| budgets.may_log(&agent(1), second(at))).into_iter().collect();
         assert_eq!(logged, [true, false, false, true, false]);
     }
 
     #[test]
     fn full_budgets_are_removed_and_debts_are_kept() {
         let budgets = Budgets::default();
-        assert!(budgets.pay_for_events(&agent(0), 12_000, second(0)).is_ok());
+        assert!(budgets.spend_events(&agent(0), 12_000, second(0)).is_ok());
         for number in 1..10 * REMEMBERED {
             let now = second(u64::try_from(number).expect("a small number") / 100);
-            budgets.pay_for_message(&agent(number), 1, now);
+            budgets.spend_message(&agent(number), 1, now);
         }
         assert!(budgets.lock().agents.len() <= 2 * REMEMBERED);
-        assert!(budgets.pay_for_events(&agent(0), 12_000, second(110)).is_err(), "the debt is kept");
+        assert!(budgets.spend_events(&agent(0), 12_000, second(110)).is_err(), "the debt is kept");
     }
 }

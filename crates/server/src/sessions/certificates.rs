@@ -7,9 +7,9 @@ use super::connection::SessionEnd;
 use super::listener::Link;
 use crate::pki;
 use crate::secret;
-use crate::store::CertificateRecord;
 use procfleet_core::id::AgentId;
 use procfleet_proto::link::{Renew, Renewed, server_message::Body};
+use procfleet_store::CertificateRecord;
 use std::time::Duration;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::{info, warn};
@@ -57,7 +57,7 @@ pub(super) fn ask_for_renewal(within: Duration) -> Body {
 
 /// Signs a certificate for the agent, or stores which certificate the agent has kept.
 pub(super) async fn renew(link: &Link, agent: &AgentId, request: Renew) -> Result<Option<Body>, SessionEnd> {
-    let failed = |error: crate::store::StoreError| {
+    let failed = |error: procfleet_store::StoreError| {
         warn!(
             error = &error as &dyn std::error::Error,
             "storing a certificate failed; the session of the agent ends"

@@ -8,11 +8,11 @@ use super::listener::Link;
 use crate::dispatcher::{DispatcherMessage, revoked};
 use crate::durably::durably;
 use crate::secret;
-use crate::store::{NewAudit, StoreError};
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::clones::{CloneVerdict, LifeId, Lives};
 use procfleet_core::id::AgentId;
 use procfleet_proto::link::Hello;
+use procfleet_store::{NewAudit, StoreError};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,7 +34,7 @@ impl Clones {
 }
 
 /// Checks the hello of an agent for a clone. `Some(reason)`: there is a clone, and the agent was revoked.
-pub(super) async fn put_aside(
+pub(super) async fn revoke_if_cloned(
     link: &Link,
     agent: &AgentId,
     hello: &Hello,

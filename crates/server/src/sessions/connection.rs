@@ -5,11 +5,10 @@ use super::clones;
 use super::handshake_limiter::HandshakeSlot;
 use super::intake::Intake;
 use super::listener::Link;
-use super::questions::Understands;
+use super::questions::QuestionCapabilities;
 use super::readmission;
 use crate::agent_limits::{self, OversizedMessage};
-use crate::clock::WallMs;
-use crate::dispatcher::{DispatcherMessage, Knows, RETIRED, revoked};
+use crate::dispatcher::{AgentCapabilities, DispatcherMessage, RETIRED, revoked};
 use crate::pki;
 use crate::presences::LastHeard;
 use crate::secret;
@@ -22,6 +21,7 @@ use procfleet_program::panics::{self, Caught};
 use procfleet_proto::link::{
     BadMessage, Hello, Refused, Welcome, agent_message, decode_agent, server_message::Body,
 };
+use procfleet_store::clock::WallMs;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,7 +113,7 @@ pub(super) async fn run(
     // Futures that run once in a session are boxed, so that ten thousand sessions do not keep their memory.
     let greeting = tokio::select! {
         biased;
-        () = slot.lost() => return,
+        () = slot.evicted() => return,
         greeting = Box::pin(greet(&link, &certificate, ip, &mut socket)) => greeting,
     };
     drop((slot, certificate));
@@ -125,7 +125,7 @@ pub(super) async fn run(
                 warn!(from = %ip, reason = %end, "an agent's session was refused");
             }
             let refused = Body::Refused(Refused { reason: end.to_string() });
-            Box::pin(say_goodbye(&mut socket, Some(refused))).await;
+            Box::pin(send_close(&mut socket, Some(refused))).await;
             return;
         }
     };
@@ -136,18 +136,18 @@ pub(super) async fn run(
             CertificateAge::Expired => {
                 let end = Box::pin(renew_only(&link, &agent, &mut socket)).await;
                 info!(from = %ip, reason = %end, "an agent with an expired certificate connected to renew it");
-                Box::pin(say_goodbye(&mut socket, None)).await;
+                Box::pin(send_close(&mut socket, None)).await;
                 return;
             }
         };
-        let Some(epoch) = Box::pin(write_down(&link, &agent, &hello)).await else { return };
+        let Some(epoch) = Box::pin(record_connected(&link, &agent, &hello)).await else { return };
         info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
         let heard = LastHeard::at(link.clock.wall());
         let containment = hello.host.as_ref().map_or("", |facts| &facts.containment);
         let _counted = link.metrics.session(containment);
-        let talking = talk(&link, &agent, epoch, hello, renew_in, &heard, &mut socket);
+        let session = open(&link, &agent, epoch, hello, renew_in, &heard, &mut socket);
         // The dispatcher must learn of the end of the session, also after a panic.
-        let end = panics::catch(talking).await.unwrap_or_else(SessionEnd::Panicked);
+        let end = panics::catch(session).await.unwrap_or_else(SessionEnd::Panicked);
         link.questions.gone(&agent, epoch);
         Box::pin(leave(&link, &agent, epoch, heard.get(), end, socket)).await;
     }
@@ -155,7 +155,7 @@ pub(super) async fn run(
     .await;
 }
 
-async fn write_down(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch> {
+async fn record_connected(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch> {
     let (mut facts, now) = (hello.host.clone(), link.clock.wall());
     if let Some(facts) = &mut facts {
         agent_limits::bound_facts(facts, now / 1_000);
@@ -204,10 +204,10 @@ async fn leave(
         | SessionEnd::Dropped
         | SessionEnd::Panicked(_) => None,
     };
-    say_goodbye(&mut socket, last).await;
+    send_close(&mut socket, last).await;
 }
 
-async fn say_goodbye(socket: &mut WebSocket, last: Option<Body>) {
+async fn send_close(socket: &mut WebSocket, last: Option<Body>) {
     let words = async {
         if let Some(body) = last {
             let _ = send(socket, body).await;
@@ -272,7 +272,7 @@ async fn greet(
         link.store.use_certificate(&named, sha256).await.map_err(unchecked)?;
     }
     if certificate_age != CertificateAge::Expired
-        && let Some(why) = clones::put_aside(link, &named, &hello, ip).await.map_err(unchecked)?
+        && let Some(why) = clones::revoke_if_cloned(link, &named, &hello, ip).await.map_err(unchecked)?
     {
         return Err(SessionEnd::Refused(format!("agent {named} {why}")));
     }
@@ -302,7 +302,8 @@ async fn renew_only(link: &Link, agent: &AgentId, socket: &mut WebSocket) -> Ses
     }
 }
 
-async fn talk(
+/// Sends the welcome, registers the session with the dispatcher, and serves it until it ends.
+async fn open(
     link: &Link,
     agent: &AgentId,
     epoch: Epoch,
@@ -323,9 +324,12 @@ async fn talk(
         return end;
     }
     let taken = hello.taken.iter().filter_map(|op| op.parse::<OpId>().ok()).collect();
-    let understands =
-        Understands { logs: hello.reads_logs, specs: hello.changes_specs, accounts: hello.limits_accounts };
-    let knows = Knows {
+    let question_capabilities = QuestionCapabilities {
+        logs: hello.reads_logs,
+        specs: hello.changes_specs,
+        accounts: hello.limits_accounts,
+    };
+    let capabilities = AgentCapabilities {
         cancels: hello.cancels,
         changes: hello.changes_specs,
         limits_accounts: hello.limits_accounts,
@@ -333,22 +337,21 @@ async fn talk(
     let renews = hello.renews;
     drop(hello);
     let (outbox, orders, cut) = SessionSender::for_session();
-    link.questions.connected(agent, epoch, &outbox, understands);
+    link.questions.connected(agent, epoch, &outbox, question_capabilities);
     let connected = DispatcherMessage::Connected {
         agent: agent.clone(),
         epoch,
         sender: outbox,
         taken,
         heard: heard.clone(),
-        knows,
+        capabilities,
     };
     link.dispatcher.send(connected).await;
-    cut.during(converse(link, agent, epoch, renews, orders, heard, socket))
-        .await
-        .unwrap_or_else(SessionEnd::Cut)
+    cut.during(serve(link, agent, epoch, renews, orders, heard, socket)).await.unwrap_or_else(SessionEnd::Cut)
 }
 
-async fn converse(
+/// The loop of a session: ops and pings out, messages of the agent in.
+async fn serve(
     link: &Link,
     agent: &AgentId,
     epoch: Epoch,
@@ -389,7 +392,7 @@ async fn converse(
                     // Nothing was read during the pause.
                     silent_since = Instant::now();
                 }
-                answered(socket, Box::pin(intake.go_on(link, agent)).await).await
+                answered(socket, Box::pin(intake.resume(link, agent)).await).await
             }
             message = socket.next(), if !intake.is_paused() => {
                 silent_since = Instant::now();
@@ -408,7 +411,7 @@ async fn converse(
                         Err(error) => return SessionEnd::Protocol(error),
                     },
                 };
-                let heeded = Box::pin(intake.heed(link, agent, epoch, body, size)).await;
+                let heeded = Box::pin(intake.handle(link, agent, epoch, body, size)).await;
                 let heeded = answered(socket, heeded).await;
                 // A slow store does not count as silence of the agent.
                 silent_since = Instant::now();

@@ -4,9 +4,6 @@ use super::listener::Link;
 use crate::agent_limits;
 use crate::dispatcher::{DispatcherMessage, RETIRED};
 use crate::secret;
-use crate::store::{
-    AGENT_REPLACED, CertificateRecord, JoinTokenRefusal, JoiningAgent, LINK, NewAudit, TokenUse,
-};
 use crate::workers::refusals::RefusalSource;
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::StreamExt;
@@ -14,15 +11,18 @@ use procfleet_core::Code;
 use procfleet_core::id::{AgentId, Host};
 use procfleet_proto::link::token::{JoinToken, hex};
 use procfleet_proto::link::{Enroll, Enrolled, Refused, agent_message, decode_agent, server_message::Body};
+use procfleet_store::{
+    AGENT_REPLACED, CertificateRecord, JoinTokenRefusal, JoiningAgent, LINK, NewAudit, TokenUse,
+};
 use std::net::IpAddr;
 use std::time::Duration;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(link: Link, from: IpAddr, mut socket: WebSocket) {
-    let answer = match timeout(PATIENCE, socket.next()).await {
+    let answer = match timeout(TIMEOUT, socket.next()).await {
         Ok(Some(Ok(Message::Binary(bytes)))) => match decode_agent(&bytes) {
             Ok(agent_message::Body::Enroll(request)) => enroll(&link, from, request).await,
             Ok(_) | Err(_) => Err("the first message must be an enrolment".to_owned()),
@@ -96,7 +96,7 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
             if !joined.retired.is_empty() {
                 warn!(%agent, host = %joined.host, %from, retired = ?joined.retired, "an agent has taken over a host");
                 link.metrics.event(AGENT_REPLACED);
-                link.event_notifier.ring();
+                link.event_notifier.notify();
             }
             for agent in joined.retired {
                 // The retired agent may still be connected.

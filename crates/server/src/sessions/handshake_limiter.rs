@@ -17,36 +17,36 @@ use tokio::time::Instant;
 
 /// Minimum time of a slot, for a peer that has sent nothing and for one that has.
 const SILENT: Duration = Duration::from_millis(250);
-const SPEAKING: Duration = Duration::from_secs(3);
+const ACTIVE: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub(super) struct HandshakeLimiter {
     most: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenSlots>,
     freed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenSlots {
     next: u64,
     /// Ordered by age, because numbers only grow.
-    by_number: BTreeMap<u64, Arc<Seat>>,
+    by_number: BTreeMap<u64, Arc<SlotState>>,
 }
 
 #[derive(Debug)]
-struct Seat {
+struct SlotState {
     net: PeerNet,
     since: Instant,
-    has_spoken: AtomicBool,
-    is_lost: AtomicBool,
-    lost: Notify,
+    has_sent_data: AtomicBool,
+    is_evicted: AtomicBool,
+    evicted: Notify,
 }
 
 /// A slot, free again when the last holder drops it.
 #[derive(Debug)]
 pub(super) struct HandshakeSlot {
     number: u64,
-    seat: Arc<Seat>,
+    slot: Arc<SlotState>,
     limiter: Arc<HandshakeLimiter>,
 }
 
@@ -62,14 +62,14 @@ impl HandshakeLimiter {
             let wait = {
                 let mut taken = self.lock();
                 if taken.by_number.len() < self.most {
-                    return self.seat(&mut taken, net);
+                    return self.add_slot(&mut taken, net);
                 }
                 match self.most_expendable(&taken, Instant::now()) {
                     Expendable::Now(number) => {
-                        if let Some(seat) = taken.by_number.remove(&number) {
-                            seat.lose();
+                        if let Some(slot) = taken.by_number.remove(&number) {
+                            slot.evict();
                         }
-                        return self.seat(&mut taken, net);
+                        return self.add_slot(&mut taken, net);
                     }
                     Expendable::Later(at) => at,
                 }
@@ -79,25 +79,25 @@ impl HandshakeLimiter {
         }
     }
 
-    fn seat(self: &Arc<Self>, taken: &mut Taken, net: PeerNet) -> HandshakeSlot {
-        let seat = Arc::new(Seat {
+    fn add_slot(self: &Arc<Self>, taken: &mut TakenSlots, net: PeerNet) -> HandshakeSlot {
+        let slot = Arc::new(SlotState {
             net,
             since: Instant::now(),
-            has_spoken: AtomicBool::new(false),
-            is_lost: AtomicBool::new(false),
-            lost: Notify::new(),
+            has_sent_data: AtomicBool::new(false),
+            is_evicted: AtomicBool::new(false),
+            evicted: Notify::new(),
         });
         taken.next += 1;
-        taken.by_number.insert(taken.next, seat.clone());
-        HandshakeSlot { number: taken.next, seat, limiter: self.clone() }
+        taken.by_number.insert(taken.next, slot.clone());
+        HandshakeSlot { number: taken.next, slot, limiter: self.clone() }
     }
 
-    fn most_expendable(&self, taken: &Taken, now: Instant) -> Expendable {
+    fn most_expendable(&self, taken: &TakenSlots, now: Instant) -> Expendable {
         let mut slots: HashMap<PeerNet, usize> = HashMap::new();
-        for seat in taken.by_number.values() {
-            *slots.entry(seat.net).or_default() += 1;
+        for slot in taken.by_number.values() {
+            *slots.entry(slot.net).or_default() += 1;
         }
-        let due = taken.by_number.iter().map(|(number, seat)| (seat.kept_until(), *number, seat.net));
+        let due = taken.by_number.iter().map(|(number, slot)| (slot.kept_until(), *number, slot.net));
         let up = due.clone().filter(|(until, ..)| *until <= now);
         let most = up.max_by_key(|(until, number, net)| (slots.get(net), Reverse((*until, *number))));
         match (most, due.map(|(until, ..)| until).min()) {
@@ -106,7 +106,7 @@ impl HandshakeLimiter {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
+    fn lock(&self) -> MutexGuard<'_, TakenSlots> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -116,32 +116,32 @@ enum Expendable {
     Later(Instant),
 }
 
-impl Seat {
+impl SlotState {
     fn kept_until(&self) -> Instant {
-        self.since + if self.has_spoken.load(Ordering::Relaxed) { SPEAKING } else { SILENT }
+        self.since + if self.has_sent_data.load(Ordering::Relaxed) { ACTIVE } else { SILENT }
     }
 
-    fn lose(&self) {
-        self.is_lost.store(true, Ordering::Release);
-        self.lost.notify_waiters();
+    fn evict(&self) {
+        self.is_evicted.store(true, Ordering::Release);
+        self.evicted.notify_waiters();
     }
 }
 
 impl HandshakeSlot {
     /// Records that the peer has sent something valid.
-    pub(super) fn has_spoken(&self) {
-        self.seat.has_spoken.store(true, Ordering::Relaxed);
+    pub(super) fn has_sent_data(&self) {
+        self.slot.has_sent_data.store(true, Ordering::Relaxed);
     }
 
     /// Returns when another peer has taken the slot.
-    pub(super) async fn lost(&self) {
+    pub(super) async fn evicted(&self) {
         loop {
             // Created before the check, so that an eviction in between is not missed.
-            let lost = self.seat.lost.notified();
-            if self.seat.is_lost.load(Ordering::Acquire) {
+            let evicted = self.slot.evicted.notified();
+            if self.slot.is_evicted.load(Ordering::Acquire) {
                 return;
             }
-            lost.await;
+            evicted.await;
         }
     }
 }
@@ -162,25 +162,25 @@ mod tests {
         std::net::IpAddr::from([10, 0, 0, last]).into()
     }
 
-    async fn is_lost(slot: &HandshakeSlot) -> bool {
-        tokio::time::timeout(Duration::ZERO, slot.lost()).await.is_ok()
+    async fn is_evicted(slot: &HandshakeSlot) -> bool {
+        tokio::time::timeout(Duration::ZERO, slot.evicted()).await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_oldest_silent_peer_is_evicted_and_one_that_has_spoken_keeps_its_slot_longer() {
+    async fn the_oldest_silent_peer_is_evicted_and_one_that_has_sent_data_keeps_its_slot_longer() {
         let limiter = HandshakeLimiter::new(3);
         let (first, second, third) =
             (limiter.take(net(1)).await, limiter.take(net(1)).await, limiter.take(net(1)).await);
-        first.has_spoken();
+        first.has_sent_data();
         let began = Instant::now();
         let fourth = limiter.take(net(1)).await;
         assert_eq!(began.elapsed(), SILENT, "each peer has its minimum time");
-        assert!(is_lost(&second).await && !is_lost(&first).await && !is_lost(&third).await);
-        fourth.has_spoken();
-        third.has_spoken();
+        assert!(is_evicted(&second).await && !is_evicted(&first).await && !is_evicted(&third).await);
+        fourth.has_sent_data();
+        third.has_sent_data();
         let fifth = limiter.take(net(1)).await;
-        assert_eq!(began.elapsed(), SPEAKING);
-        assert!(is_lost(&first).await && !is_lost(&third).await && !is_lost(&fourth).await);
+        assert_eq!(began.elapsed(), ACTIVE);
+        assert!(is_evicted(&first).await && !is_evicted(&third).await && !is_evicted(&fourth).await);
         drop((first, second, third, fourth, fifth));
         assert_eq!(limiter.lock().by_number.len(), 0);
     }
@@ -197,18 +197,18 @@ mod tests {
         tokio::task::yield_now().await;
         drop(first);
         let next = next.await.expect("no panic");
-        assert!(began.elapsed() < SILENT && !is_lost(&next).await);
+        assert!(began.elapsed() < SILENT && !is_evicted(&next).await);
     }
     #[tokio::test(start_paused = true)]
     async fn the_address_with_the_most_slots_loses_one_whose_time_is_over() {
         let limiter = HandshakeLimiter::new(3);
         let other = limiter.take(net(2)).await;
         let (first, second) = (limiter.take(net(1)).await, limiter.take(net(1)).await);
-        tokio::time::advance(SPEAKING).await;
+        tokio::time::advance(ACTIVE).await;
         let third = limiter.take(net(1)).await;
-        assert!(is_lost(&first).await && !is_lost(&other).await && !is_lost(&second).await);
+        assert!(is_evicted(&first).await && !is_evicted(&other).await && !is_evicted(&second).await);
         let fourth = limiter.take(net(3)).await;
-        assert!(is_lost(&second).await && !is_lost(&other).await);
+        assert!(is_evicted(&second).await && !is_evicted(&other).await);
         drop((third, fourth));
     }
 }

@@ -15,13 +15,13 @@ use super::questions::AgentAnswer;
 use crate::agent_limits::{self, Bounded};
 use crate::events;
 use crate::metrics::Sent;
-use crate::store::{GroupsRecord, NewEvent, ProcListing, ProcRecord};
 use procfleet_core::id::{AgentId, Epoch, ProcKey};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
     BadMessage, Done, EventMessage, EventsStored, GroupsMessage, Report, Reports, States, agent_message,
     server_message::Body,
 };
+use procfleet_store::{GroupsRecord, NewEvent, ProcListing, ProcRecord};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
@@ -50,7 +50,7 @@ impl Intake {
     /// The session of an agent in debt begins with a pause, so that the agent gains nothing by reconnecting.
     pub(super) fn begin(link: &Link, agent: &AgentId) -> Intake {
         let mut intake = Intake::default();
-        intake.pay(link, agent, 0);
+        intake.spend(link, agent, 0);
         intake
     }
 
@@ -58,14 +58,14 @@ impl Intake {
         self.paused_until.is_some()
     }
 
-    /// When [`Intake::go_on`] is to be called.
+    /// When [`Intake::resume`] is to be called.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let due = self.held.as_ref().map(|held| held.due);
         [due, self.paused_until].into_iter().flatten().min()
     }
 
     /// Ends a pause that is over, and stores held events that the budget covers now.
-    pub(super) async fn go_on(&mut self, link: &Link, agent: &AgentId) -> Result<Option<Body>, SessionEnd> {
+    pub(super) async fn resume(&mut self, link: &Link, agent: &AgentId) -> Result<Option<Body>, SessionEnd> {
         let now = Instant::now();
         self.paused_until = self.paused_until.filter(|until| *until > now);
         match self.held.take_if(|held| held.due <= now) {
@@ -75,7 +75,7 @@ impl Intake {
     }
 
     /// Handles one message of an agent after its welcome; some are answered at once.
-    pub(super) async fn heed(
+    pub(super) async fn handle(
         &mut self,
         link: &Link,
         agent: &AgentId,
@@ -84,7 +84,7 @@ impl Intake {
         size: usize,
     ) -> Result<Option<Body>, SessionEnd> {
         let items = match &body {
-            // Events have a budget of their own.
+            // Events have a separate budget.
             agent_message::Body::Events(_) => 0,
             agent_message::Body::Reports(reports) => reports.reports.len(),
             agent_message::Body::States(states) => states.procs.len() + states.groups.len(),
@@ -95,7 +95,7 @@ impl Intake {
             }
         };
         if items > 0 {
-            self.pay(link, agent, items.min(agent_limits::ITEMS).max(cost_of(size)));
+            self.spend(link, agent, items.min(agent_limits::ITEMS).max(cost_of(size)));
         }
         match body {
             agent_message::Body::Reports(reports) => take_reports(link, agent, epoch, reports, size).await,
@@ -106,7 +106,7 @@ impl Intake {
                     None => self.take_events(link, agent, events.events).await,
                     Some(_) => {
                         link.metrics.dropped(Sent::Events, events.events.len());
-                        complain(link, agent, "events were dropped");
+                        log_excess(link, agent, "events were dropped");
                         Ok(None)
                     }
                 }
@@ -130,14 +130,14 @@ impl Intake {
     /// A message of a kind that this server does not know. It is ignored but charged, so that a flood of them
     /// is slowed down like any other.
     pub(super) fn skip(&mut self, link: &Link, agent: &AgentId, size: usize) {
-        self.pay(link, agent, cost_of(size));
+        self.spend(link, agent, cost_of(size));
     }
 
-    fn pay(&mut self, link: &Link, agent: &AgentId, cost: usize) {
-        let pause = link.budgets.pay_for_message(agent, cost, link.clock.now()).min(LONGEST_PAUSE);
+    fn spend(&mut self, link: &Link, agent: &AgentId, cost: usize) {
+        let pause = link.budgets.spend_message(agent, cost, link.clock.now()).min(LONGEST_PAUSE);
         if !pause.is_zero() {
             link.metrics.delayed(Sent::Messages);
-            complain(link, agent, "it is read more slowly");
+            log_excess(link, agent, "it is read more slowly");
             self.paused_until = Some(Instant::now() + pause);
         }
     }
@@ -149,11 +149,11 @@ impl Intake {
         events: Vec<EventMessage>,
     ) -> Result<Option<Body>, SessionEnd> {
         let cost = events.iter().map(|event| cost_of(event.size())).sum();
-        match link.budgets.pay_for_events(agent, cost, link.clock.now()) {
+        match link.budgets.spend_events(agent, cost, link.clock.now()) {
             Ok(()) => store_events(link, agent, events).await,
             Err(wait) => {
                 link.metrics.delayed(Sent::Events);
-                complain(link, agent, "its events are delayed");
+                log_excess(link, agent, "its events are delayed");
                 self.held = Some(DeferredEvents { events, due: Instant::now() + wait });
                 Ok(None)
             }
@@ -162,8 +162,8 @@ impl Intake {
 }
 
 /// Logs one line per agent and minute.
-fn complain(link: &Link, agent: &AgentId, consequence: &'static str) {
-    if link.budgets.complain(agent, link.clock.now()) {
+fn log_excess(link: &Link, agent: &AgentId, consequence: &'static str) {
+    if link.budgets.may_log(agent, link.clock.now()) {
         warn!(
             %agent,
             consequence,
@@ -198,7 +198,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
         // The agent reports this number: the limit keeps a false one from making the sum useless.
         let lines = states.log_lines_dropped.min(agent_limits::LOG_LINES_DROPPED);
         link.metrics.agent_log_lines_dropped.inc_by(lines);
-        if link.budgets.complain(agent, link.clock.now()) {
+        if link.budgets.may_log(agent, link.clock.now()) {
             warn!(%agent, lines, "an agent has lost lines of its log; look at the disk or the journald of its host");
         }
     }
@@ -212,7 +212,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
             report => (report?, false),
         };
         let proc = ProcKey { namespace: state.namespace, name: state.name };
-        if is_newer && link.budgets.complain(agent, link.clock.now()) {
+        if is_newer && link.budgets.may_log(agent, link.clock.now()) {
             warn!(%agent, %proc, "the agent is newer and reports a state that this server cannot read; upgrade the server");
         }
         let Some(mut report) = report else {
@@ -240,7 +240,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
     for message in states.groups {
         let of_namespace = match message.groups() {
             Err(fault) if fault.is_of_a_newer_peer() => {
-                if link.budgets.complain(agent, link.clock.now()) {
+                if link.budgets.may_log(agent, link.clock.now()) {
                     let namespace = &message.namespace;
                     warn!(%agent, namespace, "the agent is newer and reports process groups that this server cannot read; they are not stored; upgrade the server");
                 }
@@ -279,7 +279,7 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
     link.metrics.dropped(Sent::States, procs);
     link.metrics.dropped(Sent::Groups, groups);
     if procs + groups > 0 {
-        complain(link, agent, "it has too many procs or groups, and new ones are not stored");
+        log_excess(link, agent, "it has too many procs or groups, and new ones are not stored");
     }
     Ok(())
 }
@@ -313,7 +313,7 @@ async fn store_events(
         });
     }
     link.metrics.shortened(Sent::Events, shortened);
-    match events::take(&link.store, &link.metrics, &link.event_notifier, agent, new, now).await {
+    match events::store_events(&link.store, &link.metrics, &link.event_notifier, agent, new, now).await {
         Ok(()) => Ok(Some(Body::EventsStored(stored))),
         // The agent sends its events again after the next connect.
         Err(error) => {

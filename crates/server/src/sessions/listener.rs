@@ -9,7 +9,6 @@ use crate::handshake::{self, Metered};
 use crate::metrics::Metrics;
 use crate::peer::PeerNet;
 use crate::pki::Ca;
-use crate::store::Store;
 use crate::workers::refusals::Refusals;
 use axum::extract::{Extension, State, WebSocketUpgrade};
 use axum::http::StatusCode;
@@ -22,6 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use procfleet_program::panics;
 use procfleet_proto::link::{BUFFER, ENROLL_PATH, LINK_PATH, MAX_FRAME, MAX_MESSAGE};
+use procfleet_store::Store;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -113,10 +113,10 @@ impl Link {
             };
             // Read for each connection, because the CA may have changed.
             let acceptor = TlsAcceptor::from(self.ca.link_tls());
-            let coming = Coming { from, slot: Arc::new(slot), present: present.clone() };
+            let incoming = IncomingConnection { from, slot: Arc::new(slot), present: present.clone() };
             let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
-            let welcome = welcome(stream, coming, acceptor, router.clone(), metrics, refusal_log);
-            connections.spawn(panics::contain(welcome));
+            let serving = accept_peer(stream, incoming, acceptor, router.clone(), metrics, refusal_log);
+            connections.spawn(panics::contain(serving));
         }
         drop((listener, present));
         // Sessions end when their senders are dropped; the caller bounds how long this may take.
@@ -126,25 +126,25 @@ impl Link {
 }
 
 /// A TCP connection before its TLS handshake.
-struct Coming {
+struct IncomingConnection {
     from: SocketAddr,
     slot: Arc<HandshakeSlot>,
     present: mpsc::Sender<Infallible>,
 }
 
-async fn welcome(
+async fn accept_peer(
     stream: TcpStream,
-    coming: Coming,
+    incoming: IncomingConnection,
     acceptor: TlsAcceptor,
     router: Router,
     metrics: Arc<Metrics>,
     refusal_log: RefusalLog,
 ) {
-    let Coming { from, slot, present } = coming;
+    let IncomingConnection { from, slot, present } = incoming;
     let handshake = tokio::select! {
         biased;
-        () = slot.lost() => None,
-        handshake = tokio::time::timeout(HANDSHAKE, Box::pin(shake_hands(stream, &slot, acceptor))) => Some(handshake),
+        () = slot.evicted() => None,
+        handshake = tokio::time::timeout(HANDSHAKE, Box::pin(tls_handshake(stream, &slot, acceptor))) => Some(handshake),
     };
     match handshake {
         Some(Ok(Ok((stream, certificate)))) => {
@@ -167,7 +167,7 @@ async fn welcome(
 
 type TlsStream = tokio_rustls::server::TlsStream<Metered>;
 
-async fn shake_hands(
+async fn tls_handshake(
     stream: TcpStream,
     slot: &HandshakeSlot,
     acceptor: TlsAcceptor,
@@ -181,11 +181,11 @@ async fn shake_hands(
     let mut first = vec![0; FIRST_RECORD];
     let seen = stream.peek(&mut first).await?;
     if begins_with_a_record(&first[..seen]) {
-        slot.has_spoken();
+        slot.has_sent_data();
     }
     drop(first);
     let stream = handshake::accept(&acceptor, stream).await?;
-    slot.has_spoken();
+    slot.has_sent_data();
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
     Ok((stream, certificate.map(CertificateDer::into_owned)))
 }
@@ -213,7 +213,7 @@ async fn serve_connection(stream: TlsStream, peer: TlsPeer, router: Router, slot
         .with_upgrades();
     tokio::select! {
         biased;
-        () = slot.lost() => debug!("a peer was evicted before its hello"),
+        () = slot.evicted() => debug!("a peer was evicted before its hello"),
         served = serving => if let Err(error) = served {
             debug!(%error, "a connection to the link ended early");
         },
@@ -251,7 +251,7 @@ async fn open_enrolment(
         panics::contain(async move {
             tokio::select! {
                 biased;
-                () = peer.slot.lost() => {}
+                () = peer.slot.evicted() => {}
                 () = enroll::run(link, peer.ip, socket) => {}
             }
         })

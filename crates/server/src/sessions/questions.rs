@@ -19,7 +19,7 @@ use tokio::time::Instant;
 /// Maximum number of questions to one agent at once. Further ones wait.
 const AT_ONCE: usize = 8;
 /// Time limit of an answer, beyond the time that the question lets the agent wait.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ struct Inner {
 #[derive(Clone, Debug)]
 struct AskedSession {
     epoch: Epoch,
-    understands: Understands,
+    capabilities: QuestionCapabilities,
     /// A weak reference: only the dispatcher's sender keeps the session open.
     outbox: mpsc::WeakSender<Box<Body>>,
     permits: Arc<Semaphore>,
@@ -70,7 +70,7 @@ struct PendingQuestion {
 
 /// Which questions an agent's version knows.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Understands {
+pub(super) struct QuestionCapabilities {
     pub(super) logs: bool,
     pub(super) specs: bool,
     /// The agent records which OS account wrote a log.
@@ -94,9 +94,9 @@ impl AgentAnswer {
 }
 
 /// Removes a question when its caller stops waiting.
-struct Withdraw<'a>(&'a Inner, u64);
+struct RemoveOnDrop<'a>(&'a Inner, u64);
 
-impl Drop for Withdraw<'_> {
+impl Drop for RemoveOnDrop<'_> {
     fn drop(&mut self) {
         lock(&self.0.open).remove(&self.1);
     }
@@ -108,11 +108,11 @@ impl Questions {
         agent: &AgentId,
         epoch: Epoch,
         sender: &SessionSender,
-        understands: Understands,
+        capabilities: QuestionCapabilities,
     ) {
         let (outbox, permits) = (sender.downgrade(), Arc::new(Semaphore::new(AT_ONCE)));
         let page = Arc::new(Mutex::new(BatchSize::up_to(LOG_BYTES)));
-        let session = AskedSession { epoch, understands, outbox, permits, page };
+        let session = AskedSession { epoch, capabilities, outbox, permits, page };
         lock(&self.inner.sessions).insert(agent.clone(), session);
     }
 
@@ -150,27 +150,27 @@ impl Questions {
     /// The answer may have fewer bytes than the question asks for: on a slow link it would not arrive in time
     /// otherwise. After an answer that was late, the next ones are shorter.
     pub async fn ask(&self, agent: &AgentId, question: ReadLog) -> Result<LogRead, Unanswered> {
-        let patience = PATIENCE + Duration::from_millis(question.wait_ms);
-        self.ask_within(patience, agent, question).await
+        let timeout = TIMEOUT + Duration::from_millis(question.wait_ms);
+        self.ask_within(timeout, agent, question).await
     }
 
     async fn ask_within(
         &self,
-        patience: Duration,
+        timeout: Duration,
         agent: &AgentId,
         question: ReadLog,
     ) -> Result<LogRead, Unanswered> {
         let is_limited = question.accounts.as_ref().is_none_or(|accounts| !accounts.scope().is_all());
-        let understood = move |knows: Understands| match knows {
-            Understands { logs: false, .. } => Err(Unanswered::TooOld),
-            Understands { accounts: false, .. } if is_limited => Err(Unanswered::Unchecked),
-            Understands { .. } => Ok(()),
+        let check = move |capabilities: QuestionCapabilities| match capabilities {
+            QuestionCapabilities { logs: false, .. } => Err(Unanswered::TooOld),
+            QuestionCapabilities { accounts: false, .. } if is_limited => Err(Unanswered::Unchecked),
+            QuestionCapabilities { .. } => Ok(()),
         };
         let body = |id, page| {
             let most = question.most.min(u32::try_from(page).unwrap_or(u32::MAX));
             Body::ReadLog(ReadLog { id, most, ..question })
         };
-        match self.answer_within(patience, agent, understood, body).await? {
+        match self.answer_within(timeout, agent, check, body).await? {
             AgentAnswer::Log(answer) => Ok(answer),
             AgentAnswer::Spec(_) => Err(Unanswered::Silent),
         }
@@ -179,11 +179,11 @@ impl Questions {
     pub async fn ask_spec(&self, agent: &AgentId, question: ReadSpec) -> Result<SpecRead, Unanswered> {
         let is_limited = question.accounts.as_ref().is_none_or(|accounts| !accounts.scope().is_all());
         let body = |id, _page| Body::ReadSpec(ReadSpec { id, ..question });
-        let understood = move |knows: Understands| match knows {
-            Understands { specs: true, accounts, .. } if accounts || !is_limited => Ok(()),
-            Understands { .. } => Err(Unanswered::TooOld),
+        let check = move |capabilities: QuestionCapabilities| match capabilities {
+            QuestionCapabilities { specs: true, accounts, .. } if accounts || !is_limited => Ok(()),
+            QuestionCapabilities { .. } => Err(Unanswered::TooOld),
         };
-        match self.answer_within(PATIENCE, agent, understood, body).await? {
+        match self.answer_within(TIMEOUT, agent, check, body).await? {
             AgentAnswer::Spec(answer) => Ok(answer),
             AgentAnswer::Log(_) => Err(Unanswered::Silent),
         }
@@ -191,15 +191,15 @@ impl Questions {
 
     async fn answer_within(
         &self,
-        patience: Duration,
+        timeout: Duration,
         agent: &AgentId,
-        understood: impl FnOnce(Understands) -> Result<(), Unanswered>,
+        check: impl FnOnce(QuestionCapabilities) -> Result<(), Unanswered>,
         body: impl FnOnce(u64, usize) -> Body,
     ) -> Result<AgentAnswer, Unanswered> {
         let session = lock(&self.inner.sessions).get(agent).cloned().ok_or(Unanswered::Away)?;
-        let answer = tokio::time::timeout(patience, self.answer_to(agent, &session, understood, body)).await;
+        let answer = tokio::time::timeout(timeout, self.answer_to(agent, &session, check, body)).await;
         answer.unwrap_or_else(|_| {
-            lock(&session.page).answered_after(patience);
+            lock(&session.page).answered_after(timeout);
             Err(Unanswered::Silent)
         })
     }
@@ -208,10 +208,10 @@ impl Questions {
         &self,
         agent: &AgentId,
         session: &AskedSession,
-        understood: impl FnOnce(Understands) -> Result<(), Unanswered>,
+        check: impl FnOnce(QuestionCapabilities) -> Result<(), Unanswered>,
         body: impl FnOnce(u64, usize) -> Body,
     ) -> Result<AgentAnswer, Unanswered> {
-        understood(session.understands)?;
+        check(session.capabilities)?;
         let _permit = session.permits.acquire().await.map_err(|_| Unanswered::Away)?;
         let id = self.inner.number.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
@@ -226,7 +226,7 @@ impl Questions {
         let asked_at = Instant::now();
         let asked = PendingQuestion { agent: agent.clone(), epoch: session.epoch, most, answer };
         lock(&self.inner.open).insert(id, asked);
-        let _withdraw = Withdraw(&self.inner, id);
+        let _remove_on_drop = RemoveOnDrop(&self.inner, id);
         let outbox = session.outbox.upgrade().ok_or(Unanswered::Away)?;
         outbox.send(Box::new(question)).await.map_err(|_| Unanswered::Away)?;
         drop(outbox);
@@ -269,11 +269,11 @@ mod tests {
         let (one, other) = (agent("a1"), agent("a2"));
         assert_eq!(questions.ask(&one, log_of_all_accounts()).await, Err(Unanswered::Away));
         let (outbox, mut asked, _cut) = SessionSender::for_session();
-        questions.connected(&other, Epoch(1), &outbox, Understands::default());
+        questions.connected(&other, Epoch(1), &outbox, QuestionCapabilities::default());
         assert_eq!(questions.ask(&other, log_of_all_accounts()).await, Err(Unanswered::TooOld));
         assert_eq!(questions.ask_spec(&other, spec_of_all_accounts()).await, Err(Unanswered::TooOld));
 
-        let all = Understands { logs: true, specs: true, accounts: false };
+        let all = QuestionCapabilities { logs: true, specs: true, accounts: false };
         questions.connected(&one, Epoch(2), &outbox, all);
         let limited = ReadLog { accounts: Some((&GrantScope::default()).into()), ..ReadLog::default() };
         assert_eq!(questions.ask(&one, limited).await, Err(Unanswered::Unchecked));
@@ -325,8 +325,8 @@ mod tests {
     async fn a_question_without_an_answer_times_out() {
         let questions = Questions::default();
         let (outbox, _asked, _cut) = SessionSender::for_session();
-        let understands = Understands { logs: true, specs: true, accounts: false };
-        questions.connected(&agent("a1"), Epoch(2), &outbox, understands);
+        let capabilities = QuestionCapabilities { logs: true, specs: true, accounts: false };
+        questions.connected(&agent("a1"), Epoch(2), &outbox, capabilities);
         let (agent, soon) = (agent("a1"), Duration::from_millis(10));
         assert_eq!(questions.ask_within(soon, &agent, log_of_all_accounts()).await, Err(Unanswered::Silent));
         assert!(lock(&questions.inner.open).is_empty(), "the question was removed");

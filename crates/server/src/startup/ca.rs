@@ -1,9 +1,9 @@
 //! Opens the CA as the store has decided on it.
 
 use crate::clock::Clock;
-use crate::pki::{Beginning, Ca, PkiError};
-use crate::store::{NewAudit, Store, StoreError, TokensOfCa};
+use crate::pki::{Ca, CaStart, PkiError};
 use procfleet_proto::link::token::hex;
+use procfleet_store::{NewAudit, Store, StoreError, TokensOfCa};
 use std::path::Path;
 use std::time::Duration;
 use tracing::warn;
@@ -24,7 +24,7 @@ pub async fn open(
     clock: Clock,
     folder: &Path,
     life: Duration,
-    beginning: Beginning,
+    beginning: CaStart,
 ) -> Result<Ca, CaStartError> {
     let decided = store.ca().await?;
     let trusted = if store.is_newly_restored().await? { None } else { decided };
@@ -46,12 +46,12 @@ pub async fn open(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::AuditFilter;
+    use procfleet_store::AuditFilter;
 
     const LIFE: Duration = Duration::from_secs(60);
 
     async fn start(store: &Store, clock: Clock, folder: &Path) -> Ca {
-        open(store, clock, folder, LIFE, Beginning::AfterHosts(0)).await.expect("a CA")
+        open(store, clock, folder, LIFE, CaStart::AfterHosts(0)).await.expect("a CA")
     }
 
     #[tokio::test]
@@ -62,16 +62,16 @@ mod tests {
         let first = start(&store, clock, folder.path()).await.pins();
         assert_eq!(store.ca().await.expect("no error"), Some(first));
         assert_eq!(start(&store, clock, folder.path()).await.pins(), first);
-        assert!(store.audit_rows(9, AuditFilter::default()).await.expect("no error").is_empty());
+        assert!(store.list_audit(9, AuditFilter::default()).await.expect("no error").records.is_empty());
 
         let other = tempfile::tempdir().expect("a temp dir");
-        let replaced = Ca::open(other.path(), LIFE, Beginning::AfterHosts(0), None).expect("a CA").pins();
+        let replaced = Ca::open(other.path(), LIFE, CaStart::AfterHosts(0), None).expect("a CA").pins();
         for file in ["ca.key.pem", "ca.cert.der"] {
             std::fs::copy(other.path().join(file), folder.path().join(file)).expect("our own folder");
         }
         assert_eq!(start(&store, clock, folder.path()).await.pins(), replaced);
         assert_eq!(store.ca().await.expect("no error"), Some(replaced));
-        let audit = store.audit_rows(9, AuditFilter::default()).await.expect("no error");
+        let audit = store.list_audit(9, AuditFilter::default()).await.expect("no error").records;
         let audit: Vec<(&str, &str)> =
             audit.iter().map(|row| (row.entry.app.as_str(), row.entry.action.as_str())).collect();
         assert_eq!(audit, [("procfleet-server", "ca_replace")]);
@@ -91,6 +91,6 @@ mod tests {
         store.change_ca(decided, TokensOfCa::Keep, None).await.expect("committed");
         assert_eq!(start(&store, clock, folder.path()).await.pins(), decided);
         assert_eq!(store.ca().await.expect("no error"), Some(decided));
-        assert!(store.audit_rows(9, AuditFilter::default()).await.expect("no error").is_empty());
+        assert!(store.list_audit(9, AuditFilter::default()).await.expect("no error").records.is_empty());
     }
 }

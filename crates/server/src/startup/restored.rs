@@ -1,9 +1,9 @@
 //! Steps after the store was restored from a backup.
 
 use crate::clock::Clock;
-use crate::store::{Finished, NewAudit, Store, StoreError};
 use procfleet_core::code::Code;
 use procfleet_core::op::Outcome;
+use procfleet_store::{Finished, NewAudit, Store, StoreError};
 use tracing::warn;
 
 /// How many ops are ended in one transaction.

@@ -2,8 +2,8 @@
 
 use crate::pki::{PkiError, write_private};
 use crate::secret;
-use crate::store::{AppTrust, NewApp, Store, StoreError};
 use procfleet_proto::link::token::hex;
+use procfleet_store::{AppTrust, NewApp, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use subtle::ConstantTimeEq;
@@ -35,7 +35,7 @@ struct AdminFile {
     tls_sha256: Option<String>,
 }
 
-/// Where the API is.
+/// The URL and the pin of the API.
 #[derive(Clone, Debug)]
 pub struct Reached {
     pub url: String,

@@ -1,10 +1,8 @@
-//! Agents: which there are, and which are here.
+//! Agents: lists them, and labels, revokes and forgets them.
 
 use super::{AppError, Caller, Page, Services, access, audit};
-use crate::clock::WallMs;
 use crate::dispatcher::{DispatcherMessage, revoked};
 use crate::durably::durably;
-use crate::store::{AgentFilter, AgentPage, AgentRecord, ConnectedAgents, FORGOTTEN, FoundTarget};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, BusinessId, Host};
 use procfleet_core::request::Target;
@@ -14,8 +12,10 @@ use procfleet_proto::http::cursor::{AgentCursor, AgentKey, AgentOrder};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage::LabelChange;
 use procfleet_proto::http::native::AgentRow;
-use procfleet_proto::http::query::{AgentStanding, AgentsQuery};
+use procfleet_proto::http::query::{AgentStateFilter, AgentsQuery};
 use procfleet_proto::link::HostFacts;
+use procfleet_store::clock::WallMs;
+use procfleet_store::{AgentFilter, AgentPage, AgentRecord, ConnectedAgents, FORGOTTEN, FoundTarget};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -31,7 +31,7 @@ pub async fn list(
         cloud,
         business,
         version,
-        state: state.map(AgentStanding::word),
+        state: state.map(AgentStateFilter::word),
         away_since: offline_secs.map(|secs| now.saturating_sub(secs.saturating_mul(1000))),
         select,
         ..AgentFilter::of(caller.rights.businesses())
@@ -43,27 +43,27 @@ pub async fn list(
             services.store.list_agents(filter, order, after, limit).await?
         }
     };
-    // The store learns of a session a moment before or after the dispatcher does. An agent that was asked for
-    // by its state is not shown in another.
+    // The store learns of a session slightly before or after the dispatcher does. A list that is filtered by
+    // state must not show an agent in another state.
     let as_asked = |agent: &AgentRecord| {
         let connected = services.presences.contains(&agent.agent);
         (offline_secs.is_none() || !connected)
             && state.is_none_or(|state| match state {
-                AgentStanding::Connected => connected,
-                AgentStanding::Away => !connected,
-                AgentStanding::Revoked => true,
+                AgentStateFilter::Connected => connected,
+                AgentStateFilter::Away => !connected,
+                AgentStateFilter::Revoked => true,
             })
     };
     let agents = page.agents.into_iter().filter(as_asked).collect();
     let next = page.next.map(|key| AgentCursor::of(key).text());
-    Ok(Page { data: rows(services, agents).await?, next, total })
+    Ok(Page { data: rows(services, agents).await?, next, total: Some(total) })
 }
 
-/// How many agents are looked up at once, at least.
+/// Minimum number of agents in one lookup.
 const CHUNK: usize = 1_000;
 
-/// A page in the order of the time that the agents were last heard. Of connected agents their sessions know
-/// it, of the others the store: a page is merged from the first of both.
+/// A page in the order of the last message. For connected agents the sessions know the time, for the others
+/// the store does, so a page is merged from both.
 async fn heard_last(
     services: &Services,
     filter: AgentFilter,
@@ -82,7 +82,7 @@ async fn heard_last(
         .collect();
     connected.sort_unstable();
     let mut found: Vec<(WallMs, AgentRecord)> = Vec::new();
-    if filter.state.is_some_and(|state| state != AgentStanding::Connected.word()) {
+    if filter.state.is_some_and(|state| state != AgentStateFilter::Connected.word()) {
         connected.clear();
     }
     for some in connected.chunks(most.max(CHUNK)) {
@@ -129,7 +129,7 @@ async fn rows(services: &Services, agents: Vec<AgentRecord>) -> Result<Vec<Agent
         ip: agent.host.ip.to_string(),
         containment: facts(&agent).map(|facts| facts.containment).unwrap_or_default(),
         version: agent.version,
-        since: agent.changed_at / 1000,
+        since: services.presences.absence(&agent.agent).map_or(agent.changed_at, |away| away.since) / 1000,
         enrolled_at: agent.enrolled_at / 1000,
         bk_biz_id: agent.business.0,
         bk_biz_name: names.get(&agent.business).cloned().unwrap_or_default(),
@@ -151,17 +151,18 @@ pub(super) async fn rows_of(
     rows(services, found.into_values().collect()).await
 }
 
-/// While it is connected its session knows, and after that the store.
+/// The store has the time when the last session ended, but learns of it after the dispatcher: a record alone
+/// would say for a moment that the agent was last heard when it connected.
 fn last_heard(services: &Services, agent: &AgentRecord) -> WallMs {
     services.presences.last_heard(&agent.agent).unwrap_or(agent.heard_at)
 }
 
-/// `None`: it has never connected.
+/// `None`: the agent has never connected.
 fn facts(agent: &AgentRecord) -> Option<HostFacts> {
     serde_json::from_str(&agent.facts).unwrap_or_default()
 }
 
-/// Changes what is said of the hosts of these agents. Answers with their rows.
+/// Changes the labels of these agents. Returns their rows.
 pub async fn label(
     services: &Services,
     caller: &Caller,
@@ -178,8 +179,8 @@ pub async fn label(
     rows_of(services, &agents).await
 }
 
-/// All of the agents, or none: they are cut off, and only a new token lets their hosts in again. Answers with
-/// their rows.
+/// Revokes all of the agents, or none: their sessions end, and only a new token admits their hosts again.
+/// Returns their rows.
 pub async fn revoke(
     services: &Services,
     caller: &Caller,
@@ -210,7 +211,7 @@ pub async fn revoke(
 }
 
 /// Removes agents that are away and will not come back from all lists: all of the named agents, or none.
-/// Answers with their last rows.
+/// Returns their last rows.
 pub async fn forget(
     services: &Services,
     caller: &Caller,
@@ -242,21 +243,20 @@ pub async fn forget(
     Ok(rows)
 }
 
-/// The agents that are named by their ids or hosts; every one that is not known is a fault.
+/// The agents with these ids or hosts; each unknown one is a fault.
 pub(super) async fn all_of(services: &Services, named: &[AgentId]) -> Result<BTreeSet<AgentId>, AppError> {
     let targets: Vec<Target> = named.iter().cloned().map(Target::Agent).collect();
     let found = services.store.resolve(&targets).await?;
     let mut faults = Faults::default();
-    for (place, (name, found)) in named.iter().zip(&found).enumerate() {
+    for (index, (name, found)) in named.iter().zip(&found).enumerate() {
         if found.is_none() {
-            faults.add(format!("agents[{place}]"), format!("there is no agent or host {name}"));
+            faults.add(format!("agents[{index}]"), format!("there is no agent or host {name}"));
         }
     }
     if faults.is_empty() { Ok(found.into_iter().flatten().collect()) } else { Err(faults.into()) }
 }
 
-/// Those of the hosts that have an agent, as far as the caller may see, within the businesses that it asks
-/// about.
+/// The agents of these hosts that the caller may see, within the businesses of the request.
 pub async fn at_hosts(
     services: &Services,
     caller: &Caller,
@@ -270,7 +270,7 @@ pub async fn at_hosts(
     Ok(hosts.into_iter().zip(agents).filter_map(|(host, agent)| Some((host, agent?))).collect())
 }
 
-/// Those of the ids that are known to the caller, in their order, each with the id by which it was asked for.
+/// The agents with these ids that the caller may see, in order, each with the requested id.
 pub async fn with_ids(
     services: &Services,
     caller: &Caller,

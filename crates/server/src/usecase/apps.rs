@@ -3,11 +3,11 @@
 use super::{AppError, Caller, Services, audit, businesses};
 use crate::secret;
 use crate::startup::setup::ADMIN;
-use crate::store::{AppChange, AppRow, AppTrust, GrantChange, NewApp, StoreError};
 use procfleet_core::grants::{GrantScope, Grants};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage::grant_lists;
 use procfleet_proto::http::native::{AppSecret, AppView, CreateApp};
+use procfleet_store::{AppChange, AppRow, AppTrust, GrantChange, NewApp, StoreError};
 
 pub async fn create(services: &Services, caller: &Caller, wanted: CreateApp) -> Result<AppSecret, AppError> {
     let secret = secret::random_text();

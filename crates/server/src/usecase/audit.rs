@@ -1,12 +1,17 @@
 //! The audit log: lists it, and makes its records.
 
-use super::{AppError, Caller, Services};
-use crate::store::{AuditFilter, AuditRecord, NewAudit};
+use super::{AppError, Caller, Page, Services};
 use procfleet_proto::http::native::AuditRow;
+use procfleet_store::{AuditFilter, AuditPage, AuditRecord, NewAudit};
 
-pub async fn list(services: &Services, limit: u32, filter: AuditFilter) -> Result<Vec<AuditRow>, AppError> {
+/// The newest records, and how many there are in all. There is no cursor: a longer list needs a larger limit.
+pub async fn list(
+    services: &Services,
+    limit: u32,
+    filter: AuditFilter,
+) -> Result<Page<Vec<AuditRow>>, AppError> {
     services.refusals.write().await;
-    let records = services.store.audit_rows(limit, filter).await?;
+    let AuditPage { records, total } = services.store.list_audit(limit, filter).await?;
     let rows = records.into_iter().map(|AuditRecord { entry, times, last_at, .. }| AuditRow {
         at: entry.at / 1000,
         bk_app_code: entry.app,
@@ -19,7 +24,7 @@ pub async fn list(services: &Services, limit: u32, filter: AuditFilter) -> Resul
         times,
         last_at: last_at / 1000,
     });
-    Ok(rows.collect())
+    Ok(Page { data: rows.collect(), next: None, total: Some(total) })
 }
 
 /// The record of a change by the caller, committed together with the change.

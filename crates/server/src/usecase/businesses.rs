@@ -2,11 +2,11 @@
 
 use super::apps::as_fault;
 use super::{AppError, Caller, Services, agents, audit};
-use crate::store::{Business, BusinessSet};
 use procfleet_core::id::{AgentId, BusinessId};
 use procfleet_core::request::Target;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::{AgentRow, BusinessRow, BusinessSetRow};
+use procfleet_store::{Business, BusinessSet};
 use std::collections::BTreeSet;
 
 pub async fn create(

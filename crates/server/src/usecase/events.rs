@@ -1,11 +1,12 @@
 //! Lists events, with long polling.
 
-use super::{AppError, Caller, Services, access};
-use crate::store::{EventFilter, EventPage, EventRecord, FoundTarget};
+use super::{AppError, Caller, Page, Services, access};
+use procfleet_core::grants::{GrantScope, Rights};
 use procfleet_core::request::Target;
 use procfleet_proto::http::events::{EventRow, EventsView};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::query::EventsQuery;
+use procfleet_store::{EventFilter, EventPage, EventRecord, FoundTarget};
 use tokio::time::Instant;
 
 /// The events of the caller's businesses and namespaces, in the order of their arrival.
@@ -13,7 +14,7 @@ pub async fn list(
     services: &Services,
     caller: &Caller,
     question: EventsQuery,
-) -> Result<EventsView, AppError> {
+) -> Result<Page<EventsView>, AppError> {
     if let Some(after) = question.after {
         refuse_lost_cursor(services, after).await?;
     }
@@ -25,16 +26,27 @@ pub async fn list(
             match found.into_iter().next().and_then(FoundTarget::agent) {
                 Some(agent) => Some(agent),
                 None => {
-                    return Ok(EventsView { events: Vec::new(), last: question.after.unwrap_or_default() });
+                    let last = question.after.unwrap_or_default();
+                    let total = question.after.is_none().then_some(0);
+                    return Ok(Page { data: EventsView { events: Vec::new(), last }, next: None, total });
                 }
             }
         }
     };
     let EventsQuery { namespace, name, kind, select, since, after, limit, wait, host: _ } = question;
     let since = since.map(|secs| secs.saturating_mul(1000));
-    let filter = EventFilter { namespace, name, kind, agent, select, since };
+    let within = match &*caller.rights {
+        Rights::Administrator => GrantScope::All,
+        Rights::Granted(grants) => grants.namespaces.clone(),
+    };
+    let filter = EventFilter { within, namespace, name, kind, agent, select, since };
+    // A caller that follows events asks again and again, and does not need the number of all of them.
+    let total = match after {
+        None => Some(services.store.count_events(filter.clone(), caller.rights.businesses()).await?),
+        Some(_) => None,
+    };
     let until = Instant::now() + wait;
-    let mut event_notifier = services.event_notifier.listen();
+    let mut event_notifier = services.event_notifier.subscribe();
     let mut last = after;
     loop {
         event_notifier.mark_unchanged();
@@ -45,21 +57,13 @@ pub async fn list(
             Some(last) => last,
         };
         let records = services.store.events(filter.clone(), caller.rights.businesses(), page).await?;
-        let none_came = records.is_empty();
         let seen = records.last().map_or(newest, |record| record.number.max(newest));
-        let events: Vec<EventRow> = records
-            .into_iter()
-            .filter(|record| caller.rights.allows_namespace(&record.event.proc.namespace))
-            .map(|record| row(caller, record))
-            .collect();
+        let events: Vec<EventRow> = records.into_iter().map(|record| row(caller, record)).collect();
         if !events.is_empty() || last.is_none() || Instant::now() >= until {
-            return Ok(EventsView { events, last: seen });
+            return Ok(Page { data: EventsView { events, last: seen }, next: None, total });
         }
         last = Some(seen);
-        // Otherwise further events may follow those that the caller may not see.
-        if none_came {
-            let _ = tokio::time::timeout_at(until, event_notifier.changed()).await;
-        }
+        let _ = tokio::time::timeout_at(until, event_notifier.changed()).await;
     }
 }
 

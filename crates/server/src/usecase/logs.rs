@@ -5,7 +5,6 @@
 
 use super::{AppError, Caller, Services, access};
 use crate::sessions::Unanswered;
-use crate::store::{AgentFilter, FoundTarget, ProcFilter};
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Host};
@@ -14,18 +13,20 @@ use procfleet_proto::http::cursor::AgentOrder;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::logs::{LogOf, LogsQuery, LogsView, split};
 use procfleet_proto::link::{LOG_BYTES, LogRead, ReadLog};
+use procfleet_store::{AgentFilter, FoundTarget, ProcFilter};
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// How many bytes of a log one answer has at most.
 const MOST: usize = 256 * 1024;
-/// On a slow link an answer has the lines that came within this time, and at least one. The reader asks for
-/// the rest.
+/// On a slow link an answer has the lines that arrived within this time, and at least one line. The caller
+/// asks again for the rest.
 const COLLECTING: Duration = Duration::from_secs(5);
-/// How often a question is asked that was not answered in time. Each time less is asked for.
+/// Number of attempts for a question that is not answered in time. Each attempt asks for less.
 const TRIES: usize = 3;
 
-/// The newest lines; or those since a place, and if there are none, those that come while the caller waits.
+/// The newest lines, or the lines after a cursor; if there are none, the lines that arrive while the caller
+/// waits.
 pub async fn read(services: &Services, caller: &Caller, question: LogsQuery) -> Result<LogsView, AppError> {
     let LogsQuery { of, lines, since, wait } = question;
     let found = find(services, caller, &of).await?;
@@ -39,7 +40,7 @@ pub async fn read(services: &Services, caller: &Caller, question: LogsQuery) -> 
             ask(services, caller, &found, &of, Part { at, lines, wait: left.as_millis(), beyond }).await?;
         let LogRead { begin, mut bytes, mut end, skipped, file, message: note, .. } = first;
         skipped_bytes = skipped.saturating_add(skipped_bytes);
-        // Then what follows, as far as it is there already.
+        // Then the lines that follow and are already there.
         let collecting = Instant::now();
         while !bytes.is_empty() && bytes.len() < MOST && begin + (bytes.len() as u64) < end {
             let has_line = bytes.contains(&b'\n');
@@ -81,7 +82,7 @@ pub async fn read(services: &Services, caller: &Caller, question: LogsQuery) -> 
     }
 }
 
-/// Which part of a log is asked for.
+/// The requested part of a log.
 struct Part {
     at: Option<u64>,
     lines: u32,
@@ -162,7 +163,7 @@ async fn answered(
     }
 }
 
-/// The one agent that is meant, as far as the caller may see.
+/// The agent of the request, if the caller may see it.
 pub(super) async fn find(
     services: &Services,
     caller: &Caller,
@@ -188,7 +189,7 @@ pub(super) async fn find(
             None => fault(field, format!("no agent is known for {name}")),
         };
     }
-    // A revoked agent answers nothing, so it is not meant unless it is named.
+    // A revoked agent does not answer, so it is used only if it is named.
     let usable = AgentFilter::usable(caller.rights.businesses());
     let filter = ProcFilter {
         agents: usable.clone(),
@@ -203,7 +204,7 @@ pub(super) async fn find(
         [] => {
             let page = services.store.list_agents(usable, AgentOrder::Id, None, 1).await?;
             match (page.agents.into_iter().next(), page.next) {
-                // It may have been forgotten, and its output still be there.
+                // The proc may have been unregistered while its output is still there.
                 (Some(only), None) => Ok((only.agent, only.host)),
                 (_, _) => fault("name", format!("no host is known to have {}; name the host", of.proc)),
             }

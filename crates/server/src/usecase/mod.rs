@@ -37,15 +37,15 @@ use crate::peer::AddressBlock;
 use crate::pki::{Ca, PkiError};
 use crate::presences::Presences;
 use crate::sessions::Questions;
-use crate::store::{Store, StoreError};
 use crate::workers::refusals::Refusals;
-use crate::workers::webhooks::Troubles;
+use crate::workers::webhooks::DeliveryErrors;
 use procfleet_core::code::Code;
 use procfleet_core::grants::{Denial, Rights};
 use procfleet_core::id::TaskId;
 use procfleet_core::op::OpKind;
 use procfleet_program::panics::Caught;
 use procfleet_proto::http::fault::Faults;
+use procfleet_store::{Store, StoreError};
 use std::net::IpAddr;
 use std::sync::Arc;
 use support::access;
@@ -63,7 +63,7 @@ pub struct Services {
     pub metrics: Arc<Metrics>,
     pub unfinished: registration::Unfinished,
     pub event_notifier: EventNotifier,
-    pub troubles: Troubles,
+    pub delivery_errors: DeliveryErrors,
     pub questions: Questions,
     pub refusals: Refusals,
     /// `None`: only our own users' tokens are known.
@@ -97,8 +97,8 @@ pub struct Page<T> {
     pub data: T,
     /// The cursor of the next page; `None`: this is the last one.
     pub next: Option<String>,
-    /// The number of rows of all pages.
-    pub total: u64,
+    /// The number of rows of all pages. `None`: the caller did not ask for it.
+    pub total: Option<u64>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +123,7 @@ pub enum AppError {
     KeyTaken(TaskId),
     #[error(transparent)]
     Pki(#[from] PkiError),
-    /// The host did not, or could not, say what it was asked.
+    /// The agent did not answer, or could not.
     #[error("{reason}")]
     Unanswered { code: Code, reason: String },
     #[error("the disk of the data folder is full, and {} is not taken", .0.verb())]

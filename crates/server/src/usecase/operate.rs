@@ -4,13 +4,9 @@
 
 use super::{AppError, Caller, Services, access};
 use crate::backlog::{BacklogShare, Load};
-use crate::clock::{ClockReading, WallMs};
 use crate::dispatcher::DispatcherMessage;
 use crate::durably::durably;
 use crate::secret;
-use crate::store::{
-    FoundTarget, KeyKind, NewAudit, NewOp, NewTask, RequestHead, Submission, SubmissionKey, Submitted,
-};
 use procfleet_core::code::Code;
 use procfleet_core::dispatch::QUEUE_ALLOWANCE;
 use procfleet_core::grants::GrantScope;
@@ -20,6 +16,10 @@ use procfleet_core::request::{Refusal, Request, Target};
 use procfleet_core::spec::Policy;
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::panics;
+use procfleet_store::clock::{ClockReading, WallMs};
+use procfleet_store::{
+    FoundTarget, KeyKind, NewAudit, NewOp, NewTask, RequestHead, Submission, SubmissionKey, Submitted,
+};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::info;
@@ -31,18 +31,24 @@ const UNKNOWN_POLICY: Duration = Duration::from_secs(300);
 /// For this long the same request with the same request id counts as a repeat.
 const REQUEST_ID_WINDOW: Duration = Duration::from_secs(60);
 
-/// `within`: the businesses of the call; hosts of other businesses are outside.
+/// Creates the task of a call. With a key, the same request of the same app creates one task, however often
+/// it is repeated. `within`: the businesses of the call; hosts of other businesses are outside.
 pub async fn submit(
     services: &Services,
     caller: &Caller,
     api: &'static str,
     requests: Vec<Request>,
     within: &GrantScope<BusinessId>,
+    key: Option<SubmissionKey>,
 ) -> Result<TaskId, AppError> {
-    accept(services, prepare(services, caller, api, requests, within).await?).await
+    hit(Point::ServerRequestRead);
+    match key {
+        Some(key) => submit_once(services, caller, api, requests, within, key).await,
+        None => accept(services, prepare(services, caller, api, requests, within).await?).await,
+    }
 }
 
-/// Like [`submit`], or with a key like [`submit_once`]; the new task records which task it retries.
+/// Like [`submit`]; the new task records which task it retries.
 pub async fn submit_retry(
     services: &Services,
     caller: &Caller,
@@ -84,9 +90,9 @@ async fn accept(services: &Services, (task, share): (NewTask, BacklogShare)) -> 
     .await
 }
 
-/// Like [`submit`], unless the app has sent the same request with this key before: then it gets the first
+/// Creates a task, unless the app has sent the same request with this key before: then it gets the first
 /// task.
-pub async fn submit_once(
+async fn submit_once(
     services: &Services,
     caller: &Caller,
     api: &'static str,

@@ -1,11 +1,11 @@
 //! Procs, as their agents last described them.
 
-use super::status::{Heard, read};
+use super::status::{LastHeardTimes, read};
 use super::{AppError, Caller, Page, Services};
-use crate::store::{AgentFilter, FailedProcs, ProcFilter, RevokedAgents};
 use procfleet_core::grants::{GrantScope, Rights};
 use procfleet_proto::http::native::{ProcRow, ProcState};
 use procfleet_proto::http::query::ProcsQuery;
+use procfleet_store::{AgentFilter, FailedProcs, ProcFilter, RevokedAgents};
 
 /// One page of the procs that the caller may see: of its businesses and its namespaces.
 pub async fn list(
@@ -28,7 +28,7 @@ pub async fn list(
         failed: failed.then(|| FailedProcs { accounts: caller.rights.accounts().clone() }),
     };
     let page = services.store.list_procs(filter, order, after, limit).await?;
-    let heard = Heard::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
+    let heard = LastHeardTimes::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
     let mut rows = Vec::with_capacity(page.procs.len());
     for (agent, host, record) in page.procs {
         let Some(report) = read(services, caller, &agent, &record) else { continue };
@@ -51,5 +51,5 @@ pub async fn list(
             reported_at: report.reported_at,
         });
     }
-    Ok(Page { data: rows, next: page.next.map(|cursor| cursor.text()), total: page.total })
+    Ok(Page { data: rows, next: page.next.map(|cursor| cursor.text()), total: Some(page.total) })
 }

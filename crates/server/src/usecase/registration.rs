@@ -42,7 +42,7 @@ pub async fn carry_out(
         // The task may have been deleted since.
         Some(task) if services.store.task(task).await?.is_some() => task,
         Some(_) | None => {
-            let task = operate::submit(services, caller, api, requests, &GrantScope::All).await?;
+            let task = operate::submit(services, caller, api, requests, &GrantScope::All, None).await?;
             services.unfinished.remember(call, task);
             task
         }

@@ -1,7 +1,6 @@
-//! How the ops of a task stand: exactly the requested keys, from the first moment on.
+//! The results of a task's ops: exactly the requested keys, from the first moment on.
 
 use super::{AppError, Caller, Services, access};
-use crate::store::{OpRecord, RequestHead, TaskRecord};
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, BusinessId, TaskId};
@@ -10,10 +9,11 @@ use procfleet_core::request::Target;
 use procfleet_program::panics;
 use procfleet_proto::http::job::{self, JobResults};
 use procfleet_proto::http::result::{OpContext, OpResult, Results};
+use procfleet_store::{OpRecord, RequestHead, TaskRecord};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 
-/// Which generation of GSE's API asks: each names its keys in its own way, whoever made the task.
+/// The generation of GSE's API that asks. Each has its own result keys, whichever API created the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyStyle {
     First,
@@ -28,15 +28,15 @@ pub async fn by_key(
     style: KeyStyle,
 ) -> Result<Results, AppError> {
     let (task, ops) = find(services, caller, task_text).await?;
-    let places = places(services, &task, &ops).await?;
+    let hosts = hosts_of_agents(services, &task, &ops).await?;
     let rendered = panics::block_for_request(move || {
         let key = |op: &OpRecord, head: &RequestHead| match style {
             KeyStyle::First => op.target.first_generation_key(&head.proc),
             KeyStyle::Second => op.target.result_key(&head.proc),
         };
         let results = one_for_each_key(&task, &ops, key).into_iter().map(|(key, head, op)| {
-            let place = op.agent.as_ref().and_then(|agent| places.get(agent));
-            let about = OpContext { target: place.unwrap_or(&op.target), ..about(head, op) };
+            let host = op.agent.as_ref().and_then(|agent| hosts.get(agent));
+            let about = OpContext { target: host.unwrap_or(&op.target), ..about(head, op) };
             (key, OpResult::new(about, op.outcome.as_ref()))
         });
         results.collect()
@@ -44,8 +44,8 @@ pub async fn by_key(
     Ok(rendered.await?)
 }
 
-/// The data of JOB's `get_proc_result`. The businesses that the caller names say what it may ask, and not
-/// which task: it sees those that it made.
+/// The data of JOB's `get_proc_result`. The businesses in the call are checked against the grants, but do not
+/// filter tasks: the caller sees its own tasks.
 pub async fn by_job_key(
     services: &Services,
     caller: &Caller,
@@ -77,12 +77,12 @@ fn one_for_each_key<'a>(
         Some(_) => 1,
         None => 2,
     };
-    let mut places: HashMap<String, usize> = HashMap::with_capacity(ops.len());
+    let mut indexes: HashMap<String, usize> = HashMap::with_capacity(ops.len());
     let mut rows: Vec<(String, &RequestHead, &OpRecord)> = Vec::with_capacity(ops.len());
     for op in ops {
         let Some(head) = task.requests.get(op.request as usize) else { continue };
         let key = key(op, head);
-        match places.entry(key.clone()) {
+        match indexes.entry(key.clone()) {
             Entry::Vacant(free) => {
                 free.insert(rows.len());
                 rows.push((key, head, op));
@@ -98,7 +98,7 @@ fn one_for_each_key<'a>(
     rows
 }
 
-/// Another app's task is as unknown as one that nobody made.
+/// A task of another app is reported as unknown, like one that does not exist.
 pub(super) async fn find(
     services: &Services,
     caller: &Caller,
@@ -110,9 +110,8 @@ pub(super) async fn find(
     found.filter(|(task, _)| access::may_read_tasks_of(caller, &task.app)).ok_or_else(no_task)
 }
 
-/// Where the agents are that a query named by their ids alone: its content has the host's address all the
-/// same.
-async fn places(
+/// The hosts of agents that a query named by id: its content includes the host's address.
+async fn hosts_of_agents(
     services: &Services,
     task: &TaskRecord,
     ops: &[OpRecord],

@@ -2,12 +2,12 @@
 
 use super::results::find;
 use super::{AppError, Caller, Services, operate};
-use crate::store::SubmissionKey;
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::TaskId;
 use procfleet_core::request::{Request, Target};
 use procfleet_proto::http::fault::Faults;
+use procfleet_store::SubmissionKey;
 use std::collections::BTreeMap;
 
 /// Creates one task for each key, however often the call is repeated. The caller needs the grants of the

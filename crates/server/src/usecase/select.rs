@@ -1,8 +1,6 @@
-//! Which hosts and procs a request means at one moment. What is sent afterwards is sent to these, whatever
-//! changes meanwhile.
+//! Resolves the hosts and procs of a request. The task is sent to these, whatever changes afterwards.
 
 use super::{AppError, Caller, Services};
-use crate::store::{AgentFilter, FoundTarget, ProcFilter};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Host, ProcKey};
 use procfleet_core::request::{Request, Target};
@@ -10,10 +8,11 @@ use procfleet_core::select::{Term, glob};
 use procfleet_core::spec::Spec;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate::{MOST_OPS, OperateTargets, Selected};
+use procfleet_store::{AgentFilter, FoundTarget, ProcFilter};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The hosts, in the order of their addresses: those of the caller's businesses that may come in at all, here
-/// or away. A term that means none of them is a fault.
+/// The selected hosts of the caller's businesses that are not revoked, connected or not, ordered by address.
+/// A term that selects none is a fault.
 pub async fn hosts(services: &Services, caller: &Caller, terms: &[Term]) -> Result<Vec<Host>, AppError> {
     let usable = AgentFilter::usable(caller.rights.businesses());
     let mut faults = Faults::default();
@@ -27,7 +26,7 @@ pub async fn hosts(services: &Services, caller: &Caller, terms: &[Term]) -> Resu
         }
     }
     let selected = AgentFilter { select: terms.to_vec(), ..usable };
-    // One more than may be used is enough to be refused.
+    // One row above the limit is enough to refuse the request.
     let hosts = services.store.hosts_of_agents(selected, MOST_OPS + 1).await?;
     if faults.is_empty() && hosts.is_empty() {
         faults.add(
@@ -38,25 +37,25 @@ pub async fn hosts(services: &Services, caller: &Caller, terms: &[Term]) -> Resu
     if faults.is_empty() { Ok(hosts) } else { Err(faults.into()) }
 }
 
-/// A request for each proc that is meant, with its targets.
+/// A request for each selected proc, with its targets.
 ///
-/// A name means that proc on the hosts that were named or selected, whether they know it or not; without any,
-/// on every host that is known to have it. A glob means the procs that are known there.
+/// A name selects that proc on the named or selected hosts, whether they know it or not; without hosts, on
+/// every host that is known to have it. A glob selects the procs that are known there.
 pub async fn requests(
     services: &Services,
     caller: &Caller,
     asked: Selected,
 ) -> Result<Vec<Request>, AppError> {
-    let Selected { request, names, places, .. } = asked;
-    let targets = match places {
+    let Selected { request, names, targets, .. } = asked;
+    let targets = match targets {
         OperateTargets::Select(terms) => {
             Some(hosts(services, caller, &terms).await?.into_iter().map(Target::Host).collect())
         }
         OperateTargets::Targets(targets) => Some(targets),
-        OperateTargets::WhereItIs => None,
+        OperateTargets::HostsOfProc => None,
     };
     let patterns: Vec<(String, &str)> = std::iter::once(("meta.name".to_owned(), request.proc.name.as_str()))
-        .chain(names.iter().enumerate().map(|(place, name)| (format!("names[{place}]"), name.as_str())))
+        .chain(names.iter().enumerate().map(|(index, name)| (format!("names[{index}]"), name.as_str())))
         .collect();
     let needs_known = targets.is_none() || patterns.iter().any(|(_, pattern)| is_glob(pattern));
     let known = match needs_known {
@@ -98,7 +97,7 @@ pub async fn requests(
 }
 
 /// The spec of one proc among several. A client that changes single fields fills in the first name as the
-/// `proc_name` for hosts that do not know the proc; each of the others is called by its own name there.
+/// `proc_name` for hosts that do not know the proc; each of the others gets its own name there.
 fn named_as(mut spec: Spec, first: &str, proc: &ProcKey) -> Spec {
     let is_filled_in = !spec.change.is_empty() && !spec.change.iter().any(|field| field == "proc_name");
     if is_filled_in && spec.identity.proc_name == first {
@@ -112,9 +111,9 @@ fn named_as(mut spec: Spec, first: &str, proc: &ProcKey) -> Spec {
 struct KnownProcs {
     /// By name.
     procs: BTreeMap<String, BTreeSet<Target>>,
-    /// Further instances of these. An operation on the whole proc is one on all of its instances.
+    /// Further instances of these procs. An operation on the whole proc includes all of its instances.
     parts: BTreeMap<String, BTreeSet<Target>>,
-    /// The only agent that the caller may use, if there is one and no place was named.
+    /// The only agent that the caller may use, if there is exactly one and no target was named.
     only: Option<Target>,
     agents: u64,
 }
@@ -150,7 +149,7 @@ impl KnownProcs {
         for (_, pattern) in patterns {
             let among = named.as_ref().map(|named| named.keys().cloned().collect());
             let filter = ProcFilter {
-                // A revoked agent is not meant unless it is named.
+                // A revoked agent is selected only by its name.
                 agents: match among {
                     None => usable.clone(),
                     Some(_) => AgentFilter { among, ..AgentFilter::of(caller.rights.businesses()) },
@@ -203,7 +202,7 @@ impl KnownProcs {
         let known = self.procs.get(pattern).or_else(|| self.parts.get(pattern));
         let targets = match (known, &self.only, self.agents) {
             (Some(targets), _, _) => targets.clone(),
-            // There is no other place to choose.
+            // There is only one agent to choose.
             (None, Some(only), _) => BTreeSet::from([only.clone()]),
             (None, None, 0) => {
                 let how = "make a join token for one, or ask for a grant of its business";

@@ -2,11 +2,11 @@
 //! agents.
 
 use super::{AppError, Caller, Services, access};
-use crate::store::{FoundTarget, ProcRecord};
 use procfleet_core::id::{AgentId, Host};
 use procfleet_core::request::Target;
 use procfleet_proto::http::status::{ProcInfoPage, ProcInfos, ProcTarget, StatusQuery, SyncQuery, proc_info};
 use procfleet_proto::state::ProcReport;
+use procfleet_store::{FoundTarget, ProcRecord};
 use std::collections::{HashMap, HashSet};
 use tracing::warn;
 
@@ -23,7 +23,7 @@ pub async fn of_targets(
     let there = services.store.proc_on(agents.iter().flatten().cloned().collect(), &query.proc).await?;
     let found: HashMap<AgentId, (Host, ProcRecord)> =
         there.into_iter().map(|(agent, host, record)| (agent, (host, record))).collect();
-    let heard = Heard::of(services, found.keys()).await?;
+    let heard = LastHeardTimes::of(services, found.keys()).await?;
     let infos = query.targets.iter().zip(&agents).filter_map(|(target, agent)| {
         let agent = agent.as_ref()?;
         let supplier = target.supplier();
@@ -49,7 +49,7 @@ pub async fn of_namespace(
     let start = u64::try_from(query.start).unwrap_or(u64::MAX);
     let limit = u32::try_from(query.limit).unwrap_or(u32::MAX);
     let page = services.store.proc_page(&query.namespace, caller.rights.businesses(), start, limit).await?;
-    let heard = Heard::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
+    let heard = LastHeardTimes::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
     let infos = page.procs.iter().filter_map(|(agent, host, record)| {
         let target = ProcTarget { proc: &record.proc, host: *host, supplier: 0, agent };
         Some(proc_info(target, &heard.confirmed(agent, read(services, caller, agent, record)?)))
@@ -57,14 +57,14 @@ pub async fn of_namespace(
     Ok(ProcInfoPage { count: page.count, proc_infos: infos.collect() })
 }
 
-/// When agents were last heard.
-pub(super) struct Heard(HashMap<AgentId, i64>);
+/// The times of the last messages of agents.
+pub(super) struct LastHeardTimes(HashMap<AgentId, i64>);
 
-impl Heard {
+impl LastHeardTimes {
     pub(super) async fn of<'a>(
         services: &Services,
         agents: impl Iterator<Item = &'a AgentId>,
-    ) -> Result<Heard, AppError> {
+    ) -> Result<LastHeardTimes, AppError> {
         let (mut heard, mut away) = (HashMap::new(), HashSet::new());
         for agent in agents {
             match services.presences.last_heard(agent) {
@@ -75,7 +75,7 @@ impl Heard {
         if !away.is_empty() {
             heard.extend(services.store.last_heard(away.into_iter().collect()).await?);
         }
-        Ok(Heard(heard))
+        Ok(LastHeardTimes(heard))
     }
 
     /// Sets `reported_at` to the time when the agent was last heard: agents report changes only, so each

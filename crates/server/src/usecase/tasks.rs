@@ -1,12 +1,12 @@
-//! Tasks as people look at them.
+//! Lists tasks and shows one with its ops.
 
 use super::results::result;
 use super::{AppError, Caller, Page, Services, access};
-use crate::store::{OpRecord, TaskFilter, TaskPage, TaskRecord};
 use procfleet_core::grants::Rights;
 use procfleet_core::id::TaskId;
 use procfleet_proto::http::native::{Counts, OpRow, TaskRow, TaskView};
 use procfleet_proto::http::query::{TaskQuery, TasksQuery};
+use procfleet_store::{OpRecord, TaskFilter, TaskPage, TaskRecord};
 use tokio::time::Instant;
 
 /// One page of the caller's own tasks, the newest first; an administrator sees all.
@@ -23,10 +23,11 @@ pub async fn list(
     let filter = TaskFilter { app, state, failed, since: since.map(|secs| secs.saturating_mul(1000)) };
     let page = services.store.list_tasks(filter, after, limit).await?;
     let next = page.next.map(|task| task.to_string());
-    Ok(Page { data: page.tasks.iter().map(row).collect(), next, total: page.total })
+    Ok(Page { data: page.tasks.iter().map(row).collect(), next, total: Some(page.total) })
 }
 
-/// A task with one page of its ops. With `wait`, answers as soon as the task has moved on, or after so long.
+/// A task with one page of its ops. With `wait` (long poll), returns as soon as the task has changed, or
+/// after this time.
 pub async fn show(
     services: &Services,
     caller: &Caller,
@@ -52,7 +53,7 @@ pub async fn show(
             let TaskPage { task, ops, next, total } = page.ok_or_else(no_task)?;
             let ops = ops.iter().filter_map(|op| op_row(&task, op)).collect();
             let data = TaskView { ops, task: row(&task) };
-            return Ok(Page { data, next: next.map(|index| index.to_string()), total });
+            return Ok(Page { data, next: next.map(|index| index.to_string()), total: Some(total) });
         }
         // Whether an op ended or the time is up: the store is read again.
         let _ = tokio::time::timeout_at(until, changed.changed()).await;

@@ -2,11 +2,11 @@
 
 use super::{AppError, Caller, Services, audit};
 use crate::secret;
-use crate::store::{NewToken, Replaces, TokenRecord};
 use procfleet_core::id::{BusinessId, CloudId};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::{CreateToken, CreatedToken, TokenRow};
 use procfleet_proto::link::token::JoinToken;
+use procfleet_store::{NewToken, Replaces, TokenRecord};
 
 /// The limits of a token were checked when the request was parsed.
 pub async fn create(

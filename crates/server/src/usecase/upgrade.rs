@@ -5,9 +5,9 @@
 //! another id, if it is not known, or if it belongs to a business that the app may not use.
 
 use super::{AppError, Caller, Services};
-use crate::store::FoundTarget;
 use procfleet_core::request::Target;
 use procfleet_proto::http::upgrade::{Upgraded, Wanted, render};
+use procfleet_store::FoundTarget;
 
 pub async fn to_agent_id(
     services: &Services,

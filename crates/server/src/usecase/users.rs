@@ -4,10 +4,10 @@ use super::apps::as_fault;
 use super::{AppError, Caller, Services, audit};
 use crate::login_service::LoginUnanswered;
 use crate::secret;
-use crate::store::{NewUserToken, StoreError, TokenHolder, UserChange, UserRow};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::login_service::TokenVerdict;
 use procfleet_proto::http::users::{CreateUser, CreateUserToken, UserToken, UserView};
+use procfleet_store::{NewUserToken, StoreError, TokenHolder, UserChange, UserRow};
 
 /// Maximum length of a token. A longer one is refused without a lookup.
 const LONGEST_TOKEN: usize = 1_024;

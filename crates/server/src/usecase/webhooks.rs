@@ -1,10 +1,10 @@
 //! Webhooks: URLs that receive the events. `workers/webhooks.rs` delivers to them.
 
 use super::{AppError, Caller, Services, audit};
-use crate::store::Webhook;
 use axum::http::Uri;
 use procfleet_proto::http::events::{WebhookRow, without_secrets};
 use procfleet_proto::http::fault::Faults;
+use procfleet_store::Webhook;
 
 const MOST: usize = 32;
 const LONGEST_URL: usize = 2_048;
@@ -26,7 +26,7 @@ pub async fn add(services: &Services, caller: &Caller, url: String) -> Result<We
     let record = audit::entry(services, caller, "webhook_create", &without_secrets(&url), String::new());
     match services.store.add_webhook(url.clone(), services.clock.wall(), record).await? {
         Some(webhook) => {
-            services.event_notifier.ring();
+            services.event_notifier.notify();
             Ok(row(services, webhook, 0))
         }
         None => {
@@ -50,7 +50,7 @@ pub async fn remove(services: &Services, caller: &Caller, id: u64) -> Result<(),
     let record = audit::entry(services, caller, "webhook_remove", &id.to_string(), String::new());
     match services.store.remove_webhook(id, record).await? {
         true => {
-            services.event_notifier.ring();
+            services.event_notifier.notify();
             Ok(())
         }
         false => Err(Faults::one("id", format!("there is no webhook {id}")).into()),
@@ -68,7 +68,7 @@ fn row(services: &Services, webhook: Webhook, newest: u64) -> WebhookRow {
         id: webhook.id,
         created_at: webhook.created_at / 1000,
         waiting: newest.saturating_sub(webhook.delivered),
-        trouble: services.troubles.get(webhook.id),
+        trouble: services.delivery_errors.get(webhook.id),
         url: without_secrets(&webhook.url),
     }
 }

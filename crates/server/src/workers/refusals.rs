@@ -8,8 +8,8 @@
 
 use crate::clock::Clock;
 use crate::peer::PeerNet;
-use crate::store::{AuditCount, NewAudit, Store};
 use procfleet_failpoint::{Point, hit};
+use procfleet_store::{AuditCount, NewAudit, Store};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -50,7 +50,7 @@ struct OpenWindows {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum RefusalKey {
-    /// Everything that was said, but for the time.
+    /// All fields of the record except its time.
     Refusal(Box<NewAudit>, RefusalSource),
     RestOf(RefusalSource),
     Rest,
@@ -109,7 +109,7 @@ impl Refusals {
                 Ok(ids) => {
                     let mut open = self.lock();
                     for ((key, entry, _), id) in dirty.into_iter().zip(ids) {
-                        // The next window may have begun meanwhile: it has a row of its own.
+                        // The next window may have begun meanwhile: it has its own row.
                         if let Some(row) = open.rows.get_mut(&key).filter(|row| row.entry.at == entry.at) {
                             row.count.row = Some(id);
                         }

@@ -1,11 +1,12 @@
 //! Deletes tasks, audit records, events and tokens that are older than the retention, in slices.
 //!
-//! Each slice reads the store again, so the work may stop at any point and go on after the next start.
+//! Each slice reads the store again, so the work may stop at any point and continue after the next start.
 
-use crate::clock::{Clock, WallMs};
+use crate::clock::Clock;
 use crate::metrics::Metrics;
-use crate::store::{Slice, Store, StoreError};
 use procfleet_failpoint::{Point, hit};
+use procfleet_store::clock::WallMs;
+use procfleet_store::{Slice, Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -36,7 +37,7 @@ impl Retention {
     pub async fn run(self) {
         let mut stop = self.stop.clone();
         tokio::select! {
-            // The end first: deleting can go on after the next start.
+            // The stop signal first: deleting can continue after the next start.
             biased;
             _ = stop.wait_for(|stop| *stop) => {}
             () = self.delete_for_ever() => {}

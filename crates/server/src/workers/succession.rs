@@ -3,9 +3,9 @@
 use crate::ca_change;
 use crate::clock::Clock;
 use crate::pki::Ca;
-use crate::store::{NewAudit, Store, StoreError};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::token::hex;
+use procfleet_store::{NewAudit, Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;

@@ -4,12 +4,12 @@
 //! After a crash the last delivery may be repeated; repeated events have the same ids.
 
 use crate::events::EventNotifier;
-use crate::store::{EventFilter, EventPage, EventRecord, Store};
 use procfleet_core::grants::GrantScope;
 use procfleet_failpoint::{Point, hit};
 use procfleet_http_client::Timeouts;
 use procfleet_program::panics;
-use procfleet_proto::http::events::{Told, data_id, delivery, without_secrets};
+use procfleet_proto::http::events::{DeliveredEvent, data_id, delivery, without_secrets};
+use procfleet_store::{EventFilter, EventPage, EventRecord, Store};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,15 +22,15 @@ use tracing::{info, warn};
 const BATCH: u32 = 100;
 /// Time limit of one delivery. The worker ends without waiting for a delivery, but the process ends after it;
 /// its events are sent again after the next start.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Why the last delivery to each webhook failed. Webhooks without a failure have no entry.
 #[derive(Clone, Debug, Default)]
-pub struct Troubles(Arc<Mutex<HashMap<u64, String>>>);
+pub struct DeliveryErrors(Arc<Mutex<HashMap<u64, String>>>);
 
-impl Troubles {
+impl DeliveryErrors {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -45,7 +45,7 @@ impl Troubles {
 pub struct Delivery {
     pub store: Store,
     pub event_notifier: EventNotifier,
-    pub troubles: Troubles,
+    pub delivery_errors: DeliveryErrors,
     pub stop: watch::Receiver<bool>,
 }
 
@@ -61,14 +61,14 @@ struct Tries {
 impl Delivery {
     pub async fn run(self) {
         let mut stop = self.stop.clone();
-        let mut event_notifier = self.event_notifier.listen();
+        let mut event_notifier = self.event_notifier.subscribe();
         let mut tries: HashMap<u64, Tries> = HashMap::new();
         let mut deliveries: JoinSet<(u64, Result<Delivered, String>)> = JoinSet::new();
         loop {
             hit(Point::ServerWebhooks);
             let due = self.begin_due(&mut tries, &mut deliveries).await;
             let ended = tokio::select! {
-                // The end first: an unfinished delivery is repeated after the next start.
+                // The stop signal first: an unfinished delivery is repeated after the next start.
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return,
                 Some(ended) = deliveries.join_next(), if !deliveries.is_empty() => ended.ok(),
@@ -101,7 +101,7 @@ impl Delivery {
             }
         };
         tries.retain(|id, _| webhooks.iter().any(|webhook| webhook.id == *id));
-        self.troubles.lock().retain(|id, _| webhooks.iter().any(|webhook| webhook.id == *id));
+        self.delivery_errors.lock().retain(|id, _| webhooks.iter().any(|webhook| webhook.id == *id));
         for webhook in webhooks {
             let tried = tries.entry(webhook.id).or_default();
             match tried.next {
@@ -148,7 +148,7 @@ impl Delivery {
                     info!(webhook, "a webhook takes events again");
                 }
                 *tries = Tries::default();
-                self.troubles.lock().remove(&webhook);
+                self.delivery_errors.lock().remove(&webhook);
             }
             Err(reason) => {
                 if tries.failures == 0 {
@@ -157,7 +157,7 @@ impl Delivery {
                 let pause = (FIRST_PAUSE * 2u32.saturating_pow(tries.failures.min(10))).min(LONGEST_PAUSE);
                 tries.failures += 1;
                 tries.next = Some(Instant::now() + pause);
-                self.troubles.lock().insert(webhook, reason);
+                self.delivery_errors.lock().insert(webhook, reason);
             }
         }
     }
@@ -171,14 +171,14 @@ struct Delivered {
 
 /// Sends events of one data id at a time, in order, up to the first failure.
 fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
-    let client = procfleet_http_client::client(Timeouts { connect: None, overall: PATIENCE });
+    let client = procfleet_http_client::client(Timeouts { connect: None, overall: TIMEOUT });
     let mut up_to = 0;
     for group in events.chunk_by(|one, next| data_id(one.event.report_id) == data_id(next.event.report_id)) {
         let ids: Vec<String> = group
             .iter()
             .map(|record| format!("{}-{}", record.event.journal, record.event.journal_number))
             .collect();
-        let told = group.iter().zip(&ids).map(|(record, id)| Told {
+        let events = group.iter().zip(&ids).map(|(record, id)| DeliveredEvent {
             agent: &record.agent,
             host: record.host,
             proc: &record.event.proc,
@@ -190,7 +190,7 @@ fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
             id,
         });
         let number = group.first().map_or(0, |first| data_id(first.event.report_id));
-        match client.post(url).send_json(delivery(number, told)) {
+        match client.post(url).send_json(delivery(number, events)) {
             Ok(answer) if answer.status().is_success() => {
                 up_to = group.last().map_or(up_to, |last| last.number);
             }

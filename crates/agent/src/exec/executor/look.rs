@@ -1,7 +1,7 @@
 //! Looking for the process of the proc, and for its successor.
 
 use super::{ProcExecutor, id_of};
-use crate::exec::find::{self, NotYet, Whom, pid_file_names_another};
+use crate::exec::find::{self, NotRecognisedYet, SearchFor, pid_file_names_another};
 use crate::exec::procfs::Id;
 use crate::exec::scan::inspect;
 use crate::exec::scan::tree::Scan;
@@ -37,26 +37,26 @@ impl ProcExecutor {
             | LookScope::Launch { .. }
             | LookScope::Run(_)
             | LookScope::Leftovers
-            | LookScope::Turn { .. } => None,
+            | LookScope::ScheduledRun { .. } => None,
         };
         let since = self.context.opened_at;
         let (sessions, own, probes) = (&*sessions, &*own, &*probes);
-        let whom = Whom { mark, group, identity, sessions, own, probes, dead, since };
-        let glimpse = || self.context.glimpse(BootTime(self.stirred.load(Ordering::Relaxed)));
+        let wanted = SearchFor { mark, group, identity, sessions, own, probes, dead, since };
+        let recent_scan = || self.context.recent_scan(BootTime(self.changed_at.load(Ordering::Relaxed)));
         let sighting = match scope {
-            LookScope::Settled | LookScope::After { .. } => find::settled(whom, glimpse),
-            LookScope::Recovery { last } => find::recovered(whom, last, &spec.control, glimpse),
+            LookScope::Settled | LookScope::After { .. } => find::settled(wanted, recent_scan),
+            LookScope::Recovery { last } => find::recovered(wanted, last, &spec.control, recent_scan),
             LookScope::Leftovers => unreachable!("it was answered above"),
             LookScope::Run(run) => {
                 find::leader(self.runs.iter().find(|(id, _)| *id == run).map(|(_, run)| &**run))
             }
-            LookScope::Turn { last, since } => {
-                find::turn(whom, last, since.map(|since| self.context.ticks_at(since)))
+            LookScope::ScheduledRun { last, since } => {
+                find::scheduled_run(wanted, last, since.map(|since| self.context.ticks_at(since)))
             }
             LookScope::Launch { run, leader } => match self.runs.iter_mut().find(|(id, _)| *id == run) {
                 Some((_, run)) => {
                     let scan = || nearby.scan(Freshness::AMomentAgo);
-                    match find::launched(whom, run, leader, scan, glimpse) {
+                    match find::launched(wanted, run, leader, scan, recent_scan) {
                         Sighting::Running(process) => {
                             run.saw_main(process);
                             Sighting::Running(run.brought(process))
@@ -64,15 +64,15 @@ impl ProcExecutor {
                         absent @ Sighting::Absent(_) => absent,
                     }
                 }
-                // It never began, so it has started nothing.
-                None => find::settled(whom, glimpse),
+                // The run never began, so it has no descendants.
+                None => find::settled(wanted, recent_scan),
             },
         };
         if let (LookScope::Recovery { last }, Sighting::Running(process)) = (scope, &sighting) {
             self.shell = (!last.is_some_and(|last| last.is(process))).then(|| id_of(process));
         }
         if let Sighting::Running(process) = &sighting {
-            self.proc_log.belongs_to(id_of(process), spec, &self.key, &self.context.sinks);
+            self.proc_log.belongs_to(id_of(process), spec, &self.key, &self.context.proc_logs);
         }
         sighting
     }
@@ -96,8 +96,8 @@ impl ProcExecutor {
         }
     }
 
-    /// The process that the shell of its command has begun, if it is one; an error: not yet.
-    fn below_shell(&self, shell: Id, spec: &Spec) -> Result<Option<Process>, NotYet> {
+    /// The process that the shell of the command has started. `Err`: the shell has not started it yet.
+    fn below_shell(&self, shell: Id, spec: &Spec) -> Result<Option<Process>, NotRecognisedYet> {
         let Control { start_cmd, restart_cmd, .. } = &spec.control;
         let scan = Scan::near(&[shell], Freshness::Now).unwrap_or_else(Scan::take);
         find::below_shell(shell, &[start_cmd, restart_cmd], &spec.identity, &scan)

@@ -17,7 +17,7 @@ mod watch;
 
 use crate::exec::cgroup::ProcGroups;
 use crate::exec::context::ExecContext;
-use crate::exec::output::command_output::{self, Outputs};
+use crate::exec::output::command_output::Outputs;
 use crate::exec::output::proc_log::ProcLog;
 use crate::exec::procfs::Id;
 use crate::exec::scan::inspect::CpuSample;
@@ -49,8 +49,8 @@ pub struct ProcExecutor {
     /// The oldest first.
     runs: Vec<(RunId, Box<Run>)>,
     watches: Vec<(Id, ExitWatch)>,
-    /// The last CPU sample.
-    sample: Option<CpuSample>,
+    /// The last CPU sample. Boxed, because only queries take one.
+    sample: Option<Box<CpuSample>>,
     /// Earlier generations of the program, which are watched and are left behind all the same.
     retired: Vec<Id>,
     /// Something of the proc was seen outside its cgroups.
@@ -59,7 +59,7 @@ pub struct ProcExecutor {
     /// The shell of a start command that was found in place of the process after a restart of the agent.
     shell: Option<Id>,
     /// Time of the last event or action, a [`BootTime`](procfleet_core::BootTime) in milliseconds.
-    stirred: Arc<AtomicU64>,
+    changed_at: Arc<AtomicU64>,
     /// Inputs on their way to the actor.
     sending: Vec<OwnedTask>,
 }
@@ -67,15 +67,15 @@ pub struct ProcExecutor {
 impl ProcExecutor {
     pub fn new(context: Arc<ExecContext>, key: impl Into<Arc<ProcKey>>, inputs: Inputs) -> ProcExecutor {
         let key = key.into();
-        let sink = context.sinks.of(&key);
+        let log = context.proc_logs.of(&key);
         ProcExecutor {
             mark: context.proc_mark(&key),
-            groups: context.groups.of(command_output::stem(&key)),
+            groups: context.groups.of(log.stem().clone()),
             context,
             key,
             inputs,
             outputs: Outputs::default(),
-            proc_log: sink,
+            proc_log: log,
             runs: Vec::new(),
             watches: Vec::new(),
             sample: None,
@@ -83,14 +83,14 @@ impl ProcExecutor {
             escaped: false,
             note: String::new(),
             shell: None,
-            stirred: Arc::default(),
+            changed_at: Arc::default(),
             sending: Vec::new(),
         }
     }
 
     /// Invalidates earlier scans: something has happened to the proc.
-    fn stir(&self) {
-        self.stirred.store(self.context.now().0, Ordering::Relaxed);
+    fn mark_changed(&self) {
+        self.changed_at.store(self.context.now().0, Ordering::Relaxed);
     }
 
     fn runs(&self) -> impl Iterator<Item = &Run> + Clone {
@@ -116,7 +116,7 @@ impl ProcExecutor {
         self.sending.retain(|task| !task.is_finished());
         self.watches.retain(|(_, watch)| !watch.is_over());
         self.retired.retain(|id| self.watches.iter().any(|(watched, _)| watched == id));
-        self.context.reap_strays();
+        self.context.reap_orphaned_commands();
         let ended = self.runs().filter(|run| run.has_ended()).count();
         let mut surplus = ended.saturating_sub(ENDED_RUNS_KEPT);
         self.runs.retain(|(_, run)| {
@@ -128,7 +128,7 @@ impl ProcExecutor {
 }
 
 impl Drop for ProcExecutor {
-    /// Children that are still running go to the host, which reaps them one day.
+    /// Children that are still running are handed to the context, which reaps them.
     fn drop(&mut self) {
         for run in self.runs().filter(|run| !run.has_ended()) {
             if let Ok(pidfd) = pidfd::open_exactly(run.leader) {

@@ -17,7 +17,7 @@ impl ProcExecutor {
     /// Starts a command. Its end comes as [`EffectAnswer::CommandEnded`], also when it could not even begin.
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
-        self.stir();
+        self.mark_changed();
         self.mark.is_for_account(&spec.identity.user);
         let launch = self.context.prepare(&self.key, &self.mark, command, spec);
         let started = launch.and_then(|launch| {
@@ -35,17 +35,18 @@ impl ProcExecutor {
             Ok((mut started, pidfd, ending)) => {
                 hit(Point::AgentProcessSpawned);
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
-                let (group, shell, tell) = (started.group.clone(), started.shell.clone(), self.teller());
-                let host = self.context.clone();
+                let (group, shell, sender) =
+                    (started.group.clone(), started.shell.clone(), self.input_sender());
+                let context = self.context.clone();
                 started.waiting = Some(self.context.exits.when_gone(pidfd, async move |pidfd| {
                     let end = ending.take(pidfd).await;
                     let exit = shell.exit().unwrap_or(Exit::Unknown);
-                    tell.send(Input::Answer(EffectAnswer::CommandEnded { run, end })).await;
+                    sender.send(Input::Answer(EffectAnswer::CommandEnded { run, end })).await;
                     if let Some(process) = shell.watched() {
-                        tell.exited(process, exit).await;
-                        shell.is_told();
+                        sender.exited(process, exit).await;
+                        shell.set_reported();
                     }
-                    group.iter().for_each(|group| host.groups.command_ended(group));
+                    group.iter().for_each(|group| context.groups.command_ended(group));
                 }));
                 // Most procs have one run.
                 self.runs.reserve_exact(1);
@@ -53,7 +54,7 @@ impl ProcExecutor {
             }
             Err(NotStarted { code, reason }) => {
                 tracing::info!(key = %self.key, run = run.0, %reason, "command could not be started");
-                self.tell(Input::Answer(EffectAnswer::CommandEnded {
+                self.send_input(Input::Answer(EffectAnswer::CommandEnded {
                     run,
                     end: CommandEnd::NotStarted { code, reason },
                 }));
@@ -66,7 +67,8 @@ impl ProcExecutor {
         let Control { start_cmd, restart_cmd, .. } = &spec.control;
         if [start_cmd, restart_cmd].iter().any(|command| *command == launch.command()) {
             self.note.clear();
-            let (opened, wrong) = self.proc_log.open(&self.context.sinks, spec, &self.key, launch.account());
+            let (opened, wrong) =
+                self.proc_log.open(&self.context.proc_logs, spec, &self.key, launch.account());
             if let Some(reason) = wrong {
                 tracing::warn!(key = %self.key, run = run.0, %reason, "cannot open the log of log_path; output goes to the agent's data folder");
                 self.note = format!("{reason}; its output is in the agent's folder");
@@ -79,7 +81,7 @@ impl ProcExecutor {
             }
         }
         let in_use = |path: &Path| self.runs.iter().any(|(_, run)| run.writes_to(path));
-        match self.outputs.create(self.proc_log.folder(), run, self.context.wall_millis(), in_use) {
+        match self.outputs.create(&self.proc_log.folder(), run, self.context.wall_millis(), in_use) {
             Ok((path, file)) => {
                 self.proc_log.also_keeps(path.clone());
                 CommandOutput::Own { path, file }

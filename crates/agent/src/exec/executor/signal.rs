@@ -17,7 +17,7 @@ use std::collections::HashSet;
 impl ProcExecutor {
     /// Kills a command and all that it has started.
     pub fn end_run(&mut self, run: RunId) {
-        self.stir();
+        self.mark_changed();
         let nearby = self.nearby(None);
         let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
         tracing::info!(key = %self.key, pid = run.leader.pid, "killing a command and its descendants");
@@ -30,7 +30,7 @@ impl ProcExecutor {
 
     /// Sends SIGTERM to a command and its descendants.
     pub fn term_run(&mut self, run: RunId) {
-        self.stir();
+        self.mark_changed();
         let nearby = self.nearby(None);
         let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
         tracing::info!(key = %self.key, pid = run.leader.pid, "sending SIGTERM to a command and its descendants");
@@ -47,7 +47,7 @@ impl ProcExecutor {
     pub fn signal(&mut self, process: Process, signal: Signal, detached: Detached) {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and its descendants");
-        self.stir();
+        self.mark_changed();
         let nearby = self.nearby(Some(id));
         match (signal, detached) {
             (Signal::Term | Signal::Other(_), _) => {
@@ -88,7 +88,7 @@ impl ProcExecutor {
     pub fn signal_retired(&mut self, process: Process, signal: Signal, spare: &[Process]) {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling an earlier generation of the process");
-        self.stir();
+        self.mark_changed();
         let scan = self.nearby(Some(id)).scan(Freshness::Now);
         let spared = scan.with_descendants(spare.iter().map(id_of));
         let mut targets = self.tree_of(&scan, id, Found::PidFile);
@@ -100,7 +100,7 @@ impl ProcExecutor {
     pub fn signal_one(&mut self, process: Process, signal: Signal) {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process");
-        self.stir();
+        self.mark_changed();
         if tree::is_protected(id.pid) {
             return;
         }
@@ -120,7 +120,7 @@ impl ProcExecutor {
         }
         targets.extend(scan.with_descendants([id]));
         targets.extend(scan.session_of(id).iter().map(|stat| stat.id));
-        if let (Found::Foreground | Found::Shell, Some(main)) =
+        if let (Found::Foreground | Found::CommandChild | Found::Shell, Some(main)) =
             (found, scan.get(id.pid).filter(|stat| stat.id == id))
         {
             let mut marked = scan.marked(&self.mark);

@@ -17,7 +17,7 @@ impl ProcExecutor {
     /// Ends processes that dead runs have left behind. A run is dead when its shell has exited, or when its
     /// process has exited or has a successor. A watched process without a successor is never left behind.
     pub fn sweep(&mut self, signal: Signal) {
-        self.stir();
+        self.mark_changed();
         for group in self.left_groups() {
             match signal {
                 Signal::Kill => cgroup::kill(&group),
@@ -51,7 +51,7 @@ impl ProcExecutor {
 
     /// Kills the processes of a launch that an earlier agent process began at `since` and did not finish.
     pub fn clear_since(&mut self, since: BootTime) {
-        self.stir();
+        self.mark_changed();
         let since = self.context.ticks_at(since);
         let grouped: HashSet<u32> =
             self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
@@ -120,8 +120,8 @@ impl ProcExecutor {
             self.watches.iter().map(|(id, _)| *id).filter(|id| !self.retired.contains(id)).collect();
         let mut kept: HashSet<Id> = scan.with_descendants(current);
         let retired = &self.retired;
-        let goes_on = |run: &&mut Box<Run>| run.goes_on(scan) && !run.is_for(retired);
-        for run in self.runs.iter_mut().map(|(_, run)| run).filter(goes_on) {
+        let is_alive = |run: &&mut Box<Run>| run.is_alive(scan) && !run.is_for(retired);
+        for run in self.runs.iter_mut().map(|(_, run)| run).filter(is_alive) {
             kept.extend(run.members(scan, &self.mark));
         }
         // Processes in a cgroup are handled with the cgroup.

@@ -30,7 +30,7 @@ impl ProcExecutor {
         user::other_than(accounts, pids.collect())
     }
 
-    /// All that a sweep would end, but for this process and what it has started.
+    /// All processes that a sweep would end, except this process and its descendants.
     fn leftovers(&mut self, but: Option<Process>) -> Vec<u32> {
         let but = but.map(|process| id_of(&process));
         let groups = self.left_groups().into_iter().map(|group| cgroup::pids_in(&group));

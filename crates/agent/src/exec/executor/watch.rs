@@ -7,17 +7,17 @@ use crate::exec::watch::exits::{ExitSubscription, OwnedTask};
 use crate::exec::watch::{children, oom, pidfd};
 use crate::inbox::Inputs;
 use procfleet_core::process::{Exit, Process};
-use procfleet_core::supervise::{Input, ProcNews};
+use procfleet_core::supervise::{Input, ProcNotice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How the end of a process comes to be known.
+/// How the exit of a process is detected.
 #[derive(Debug)]
 pub(super) enum ExitWatch {
     /// The process is a run's shell; the code that reaps the shell reports the exit.
     Shell(RunShell),
     Pidfd(ExitSubscription),
-    /// Something ran out, and it is polled.
+    /// No pidfd or epoll slot was available, so the process is polled.
     Polled(OwnedTask),
 }
 
@@ -33,8 +33,8 @@ impl ExitWatch {
 }
 
 impl ProcExecutor {
-    /// Reports the end of this process as [`ProcNews::Exited`]; at once if it is gone already. Watching twice
-    /// is once.
+    /// Reports the end of this process as [`ProcNotice::Exited`]; at once if it is gone already. Idempotent:
+    /// watching the same process again has no effect.
     pub fn watch(&mut self, process: Process) {
         self.tidy();
         let id = id_of(&process);
@@ -43,14 +43,14 @@ impl ProcExecutor {
             return;
         }
         oom::watch(id);
-        let tell = self.teller();
+        let sender = self.input_sender();
         let shell = self.runs().find(|run| run.leader == id).map(|run| run.shell.clone());
         let watch = match shell {
             Some(shell) => match shell.is_watched_as(process) {
                 None => ExitWatch::Shell(shell),
                 Some(exit) => {
-                    self.stir();
-                    return self.tell(Input::News(ProcNews::Exited { process, exit }));
+                    self.mark_changed();
+                    return self.send_input(Input::Notice(ProcNotice::Exited { process, exit }));
                 }
             },
             None => {
@@ -59,7 +59,7 @@ impl ProcExecutor {
                     if kept {
                         children::let_go(id.pid);
                     }
-                    tell.exited(process, exit).await;
+                    sender.exited(process, exit).await;
                 };
                 match pidfd::open_confirmed(&process) {
                     Ok(pidfd) => ExitWatch::Pidfd(self.context.exits.when_gone(pidfd, async move |pidfd| {
@@ -78,17 +78,17 @@ impl ProcExecutor {
 
     /// Sends an input from a task: the caller is the actor that reads the inbox, and must not wait for space
     /// in it.
-    pub(super) fn tell(&mut self, input: Input) {
-        let tell = self.teller();
+    pub(super) fn send_input(&mut self, input: Input) {
+        let sender = self.input_sender();
         self.sending.retain(|task| !task.is_finished());
-        self.sending.push(OwnedTask::spawn(async move { tell.send(input).await }));
+        self.sending.push(OwnedTask::spawn(async move { sender.send(input).await }));
     }
 
-    pub(super) fn teller(&self) -> InputSender {
+    pub(super) fn input_sender(&self) -> InputSender {
         InputSender {
             inputs: self.inputs.clone(),
             context: self.context.clone(),
-            stirred: self.stirred.clone(),
+            changed_at: self.changed_at.clone(),
         }
     }
 }
@@ -97,13 +97,13 @@ impl ProcExecutor {
 pub(super) struct InputSender {
     inputs: Inputs,
     context: Arc<ExecContext>,
-    stirred: Arc<AtomicU64>,
+    changed_at: Arc<AtomicU64>,
 }
 
 impl InputSender {
     pub(super) async fn exited(&self, process: Process, exit: Exit) {
-        self.stirred.store(self.context.now().0, Ordering::Relaxed);
-        self.send(Input::News(ProcNews::Exited { process, exit })).await;
+        self.changed_at.store(self.context.now().0, Ordering::Relaxed);
+        self.send(Input::Notice(ProcNotice::Exited { process, exit })).await;
     }
 
     pub(super) async fn send(&self, input: Input) {

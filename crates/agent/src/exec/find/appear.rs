@@ -13,15 +13,15 @@ use std::cell::OnceCell;
 
 /// A cheap scan on behalf of many procs. A candidate is verified by `ProcExecutor::look`.
 #[derive(Debug)]
-pub struct Glance<'a> {
+pub struct StartedByHand<'a> {
     context: &'a ExecContext,
     /// All processes that the agent did not start; scanned when the first proc is searched by name.
     scan: OnceCell<Scan>,
 }
 
-impl<'a> Glance<'a> {
-    pub fn new(context: &'a ExecContext) -> Glance<'a> {
-        Glance { context, scan: OnceCell::new() }
+impl<'a> StartedByHand<'a> {
+    pub fn new(context: &'a ExecContext) -> StartedByHand<'a> {
+        StartedByHand { context, scan: OnceCell::new() }
     }
 
     /// A process that may be the missing one of this proc.

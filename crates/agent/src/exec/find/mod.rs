@@ -35,7 +35,7 @@ const KERNELS_OWN: [rustix::fs::FsWord; 2] = [0x9fa0, 0x6265_6572];
 
 /// The process to find.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::exec) struct Whom<'a> {
+pub(in crate::exec) struct SearchFor<'a> {
     pub(in crate::exec) mark: &'a ProcMark,
     /// The name of the proc's cgroups.
     pub(in crate::exec) group: &'a str,
@@ -52,7 +52,7 @@ pub(in crate::exec) struct Whom<'a> {
     pub(in crate::exec) since: u64,
 }
 
-impl Whom<'_> {
+impl SearchFor<'_> {
     fn is_probe(&self, stat: &Stat) -> bool {
         self.probes.contains(&stat.session)
     }
@@ -61,7 +61,7 @@ impl Whom<'_> {
     /// name of their master; a process of a later command is not a worker of the dead process.
     fn is_left(&self, pid: u32) -> bool {
         let dead = self.dead.and_then(|dead| dead.evidence.run);
-        // Agents of before did not say when a command began, so what does not say so is older.
+        // Agents of earlier versions did not record the start of a command, so a process without it is older.
         dead.is_some_and(|dead| self.run_of(pid).is_none_or(|run| run <= dead))
     }
 
@@ -95,12 +95,12 @@ fn run_of(pid: u32) -> Option<NonZeroU64> {
     procfs::run_of(pid).or_else(|| cgroup::held_by(pid)?.run)
 }
 
-/// By pid file; without one, by name. `glimpse` has all that the agent did not make itself.
-pub(in crate::exec) fn settled(whom: Whom<'_>, glimpse: impl FnOnce() -> Arc<Scan>) -> Sighting {
-    let found = match by_pid_file(whom) {
+/// By pid file; without one, by name. `recent_scan` has all that the agent did not make itself.
+pub(in crate::exec) fn settled(wanted: SearchFor<'_>, recent_scan: impl FnOnce() -> Arc<Scan>) -> Sighting {
+    let found = match by_pid_file(wanted) {
         Some(answer) => answer,
         // Prefer a command of ours over its descendants of the same name.
-        None => by_own(whom).map_or_else(|| by_name(whom, &glimpse(), &[]), Ok),
+        None => by_own(wanted).map_or_else(|| by_name(wanted, &recent_scan(), &[]), Ok),
     };
     match found {
         Ok(process) => Sighting::Running(process),
@@ -111,29 +111,30 @@ pub(in crate::exec) fn settled(whom: Whom<'_>, glimpse: impl FnOnce() -> Arc<Sca
 /// By pid file, then among the members of the run. Without a pid file and after the command has ended, also
 /// by name among all processes: the command may have asked another launcher to start the process.
 pub(in crate::exec) fn launched(
-    whom: Whom<'_>,
+    wanted: SearchFor<'_>,
     run: &mut Run,
     leader: Leader,
     scan: impl FnOnce() -> Scan,
-    glimpse: impl FnOnce() -> Arc<Scan>,
+    recent_scan: impl FnOnce() -> Arc<Scan>,
 ) -> Sighting {
-    let cause = match by_pid_file(whom) {
+    let cause = match by_pid_file(wanted) {
         Some(Ok(process)) => return Sighting::Running(process),
         Some(Err(cause)) => Some(cause),
         None => None,
     };
     let scan = scan();
-    let members = run.members(&scan, whom.mark);
+    let members = run.members(&scan, wanted.mark);
     let leads = scan.get(run.leader.pid).filter(|stat| stat.id == run.leader);
     let found = if leads.is_some() { Found::Foreground } else { Found::Name };
-    let is_named = |stat: &Stat| RunningProgram::of(stat).is_named(&whom.identity.proc_name);
+    let is_named = |stat: &Stat| RunningProgram::of(stat).is_named(&wanted.identity.proc_name);
     let program = leads.and_then(|leads| scan.get(unwrap(&scan, leads, run).pid));
-    run.is_program |= program.is_some_and(|program| whom.identity.proc_name.is_empty() || is_named(program));
+    run.is_program |=
+        program.is_some_and(|program| wanted.identity.proc_name.is_empty() || is_named(program));
     if let (Some(leads), Some(cause)) = (leads, cause.as_ref().filter(may_change)) {
         // A control script often has the name of its process, so names count only after it has ended.
         let waiting = Sighting::Absent(Absence { cause: cause.clone(), hopeless: false });
         let meant = scan.get(unwrap(&scan, leads, run).pid);
-        let named = |stat: &&Stat| RunningProgram::of(stat).is_executable_of(&whom.identity.proc_name);
+        let named = |stat: &&Stat| RunningProgram::of(stat).is_executable_of(&wanted.identity.proc_name);
         match leader {
             Leader::Accept => {}
             Leader::Refuse => return waiting,
@@ -149,16 +150,17 @@ pub(in crate::exec) fn launched(
         let is_wrapper = stat.id == run.leader && meant.is_some_and(|meant| meant != run.leader);
         let program = RunningProgram::of(stat);
         let is_shell = program.is_wrapper_of(&run.command)
-            && !matches!(whom.identity.proc_name.as_str(), "sh" | "dash" | "pwsh");
-        !is_wrapper && !is_shell && program.is_named(&whom.identity.proc_name)
+            && !matches!(wanted.identity.proc_name.as_str(), "sh" | "dash" | "pwsh");
+        !is_wrapper && !is_shell && program.is_named(&wanted.identity.proc_name)
     });
     if let Some(top) = topmost(named) {
-        return running(top, found);
+        let is_child = meant.is_some_and(|meant| meant != top);
+        return running(top, if is_child { Found::CommandChild } else { found });
     }
     if let Some(meant) = meant.filter(|_| cause.is_none() || leader == Leader::Accept) {
         let is_shell = leads
             .is_some_and(|leads| leads.id == meant && RunningProgram::of(leads).is_wrapper_of(&run.command))
-            || scan.get(meant.pid).is_some_and(|stat| may_be_start_script(stat, whom.identity));
+            || scan.get(meant.pid).is_some_and(|stat| may_be_start_script(stat, wanted.identity));
         return running(meant, if is_shell { Found::Shell } else { Found::Foreground });
     }
     if leader == Leader::Accept {
@@ -173,15 +175,15 @@ pub(in crate::exec) fn launched(
     let hopeless = leads.is_none() && members.is_empty() && run.is_program;
     let cause = match (cause, leads) {
         (Some(cause), _) => cause,
-        (None, Some(_)) => no_such_name(whom.identity),
+        (None, Some(_)) => no_such_name(wanted.identity),
         (None, None) => {
-            let all = glimpse();
+            let all = recent_scan();
             // A process that an older command started is not the process of this command, even without its
             // mark.
             let older = all.all().into_iter().filter(|stat| stat.id.start_ticks < run.leader.start_ticks);
             let others: Vec<Id> =
-                all.marked(whom.mark).into_iter().chain(older).map(|stat| stat.id).collect();
-            match by_name(whom, &all, &others) {
+                all.marked(wanted.mark).into_iter().chain(older).map(|stat| stat.id).collect();
+            match by_name(wanted, &all, &others) {
                 Ok(process) => return Sighting::Running(process),
                 Err(cause) => cause,
             }
@@ -194,25 +196,25 @@ pub(in crate::exec) fn launched(
 /// command that still runs does not count as the process while it may start one; with a pid file, the file
 /// decides.
 pub(in crate::exec) fn recovered(
-    whom: Whom<'_>,
+    wanted: SearchFor<'_>,
     last: Option<Process>,
     control: &Control,
-    glimpse: impl FnOnce() -> Arc<Scan>,
+    recent_scan: impl FnOnce() -> Arc<Scan>,
 ) -> Sighting {
     if let Some(last) = last.filter(is_alive) {
         return Sighting::Running(last);
     }
-    let by_file = by_pid_file(whom);
+    let by_file = by_pid_file(wanted);
     if let Some(Ok(process)) = by_file {
         return Sighting::Running(process);
     }
-    if let Some(process) = by_own(whom) {
+    if let Some(process) = by_own(wanted) {
         return Sighting::Running(process);
     }
-    let scan = glimpse();
-    let mut marked = scan.marked(whom.mark);
+    let scan = recent_scan();
+    let mut marked = scan.marked(wanted.mark);
     marked.retain(|stat| {
-        is_still_there(stat) && origin::of(stat.id.pid, whom.mark, whom.group) == Origin::Ours
+        is_still_there(stat) && origin::of(stat.id.pid, wanted.mark, wanted.group) == Origin::Ours
     });
     // If the command itself was the process and is gone, its descendants are not the process: workers have
     // its name too.
@@ -220,15 +222,15 @@ pub(in crate::exec) fn recovered(
         Some(Process { found: Found::Foreground, .. }) => orphans(&marked),
         Some(_) | None => Vec::new(),
     };
-    marked.retain(|stat| !orphans.contains(&stat.id) && !whom.is_left(stat.id.pid));
+    marked.retain(|stat| !orphans.contains(&stat.id) && !wanted.is_left(stat.id.pid));
     let named = marked
         .iter()
         .copied()
-        .filter(|stat| RunningProgram::of(stat).is_named(&whom.identity.proc_name))
+        .filter(|stat| RunningProgram::of(stat).is_named(&wanted.identity.proc_name))
         .collect();
     // A stop or reload command may still run, and a leftover of a dead process may lead its own session.
     // Leftovers are swept before the next start.
-    let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_aside(stat.id.pid);
+    let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_other_command(stat.id.pid);
     let leader = marked.iter().find(leads).copied();
     if let (Some(leader), Some(Err(cause))) = (leader, &by_file)
         && may_change(&cause)
@@ -242,17 +244,17 @@ pub(in crate::exec) fn recovered(
         let program = RunningProgram::of(leader);
         let commands = [&control.start_cmd, &control.restart_cmd];
         return match commands.into_iter().find(|command| program.is_wrapper_of(command)) {
-            None if may_be_start_script(leader, whom.identity) => running(leader.id, Found::Shell),
+            None if may_be_start_script(leader, wanted.identity) => running(leader.id, Found::Shell),
             None => running(leader.id, Found::Name),
             Some(command) => match scan.children(leader.id.pid).as_slice() {
-                [only] if is_simple(command) && !may_be_start_script(only, whom.identity) => {
+                [only] if is_simple(command) && !may_be_start_script(only, wanted.identity) => {
                     running(only.id, Found::Foreground)
                 }
                 _ => running(leader.id, Found::Shell),
             },
         };
     }
-    match by_file.unwrap_or_else(|| by_name(whom, &scan, &orphans)) {
+    match by_file.unwrap_or_else(|| by_name(wanted, &scan, &orphans)) {
         Ok(process) => Sighting::Running(process),
         Err(cause) => Sighting::Absent(Absence { cause, hopeless: true }),
     }
@@ -288,14 +290,18 @@ pub(in crate::exec) fn leader(run: Option<&Run>) -> Sighting {
 
 /// The run of a periodic process that an earlier agent process started. A run that was begun but not yet seen
 /// is recognised by its mark and age; other processes with the mark are leftovers of older runs.
-pub(in crate::exec) fn turn(whom: Whom<'_>, last: Option<Process>, since_ticks: Option<u64>) -> Sighting {
+pub(in crate::exec) fn scheduled_run(
+    wanted: SearchFor<'_>,
+    last: Option<Process>,
+    since_ticks: Option<u64>,
+) -> Sighting {
     if let Some(last) = last.filter(is_alive) {
         return Sighting::Running(last);
     }
     let Some(since) = since_ticks else { return no_run() };
     let scan = Scan::take();
-    let marked = scan.marked(whom.mark);
-    let is_ours = |stat: &Stat| origin::of(stat.id.pid, whom.mark, whom.group) == Origin::Ours;
+    let marked = scan.marked(wanted.mark);
+    let is_ours = |stat: &Stat| origin::of(stat.id.pid, wanted.mark, wanted.group) == Origin::Ours;
     let leads = |stat: &&&Stat| stat.id.start_ticks >= since && leads_a_run(stat) && is_ours(stat);
     match marked.iter().find(leads) {
         Some(stat) => running(stat.id, Found::Name),
@@ -329,10 +335,10 @@ pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
 }
 
 /// `None`: the spec names no pid file.
-fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
-    let path = &whom.identity.pid_path;
+fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
+    let path = &wanted.identity.pid_path;
     (!path.is_empty()).then(|| {
-        let PidFileClaim { pid, way } = read_pid_file(path, &whom.identity.user)?;
+        let PidFileClaim { pid, way } = read_pid_file(path, &wanted.identity.user)?;
         let dead = || Cause::DeadPid { path: path.clone(), pid };
         // Held throughout: if the process is alive at the end, all reads were about this process.
         let held = pidfd::open(pid).ok();
@@ -342,15 +348,15 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
         }
         let program = RunningProgram::of(&stat);
         let led = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
-        let origin = origin::of(pid, whom.mark, whom.group);
+        let origin = origin::of(pid, wanted.mark, wanted.group);
         let (ours, only_described) = match &origin {
             Origin::Ours => (true, false),
             Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => (false, false),
-            Origin::Unknown if whom.is_probe(&stat) => (false, false),
-            Origin::Unknown if whom.sessions.iter().any(led) => (true, false),
+            Origin::Unknown if wanted.is_probe(&stat) => (false, false),
+            Origin::Unknown if wanted.sessions.iter().any(led) => (true, false),
             Origin::Unknown => {
-                let described = identify::is_described(&program, whom.identity)
-                    && (began_since_a_run(&stat, whom) || runs_from_its_folder(&program, whom));
+                let described = identify::is_described(&program, wanted.identity)
+                    && (began_since_a_run(&stat, wanted) || runs_from_its_folder(&program, wanted));
                 (described, described)
             }
         };
@@ -360,7 +366,7 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
         {
             return Err(dead());
         }
-        let (path, user) = (path.clone(), whom.identity.user.clone());
+        let (path, user) = (path.clone(), wanted.identity.user.clone());
         if !ours || tree::is_protected(pid) {
             return Err(match origin {
                 Origin::AnotherProcs(Some(proc)) => Cause::AnotherProcs { path, pid, proc },
@@ -385,12 +391,12 @@ fn by_pid_file(whom: Whom<'_>) -> Option<Result<Process, Cause>> {
 /// Whether the process began after a command of ours that may still have descendants. A name alone is weak
 /// evidence (a host may run many `java`): a process without a mark must come from us or run from the spec's
 /// folder.
-fn began_since_a_run(stat: &Stat, whom: Whom<'_>) -> bool {
-    whom.sessions.iter().any(|leader| leader.start_ticks <= stat.id.start_ticks)
+fn began_since_a_run(stat: &Stat, wanted: SearchFor<'_>) -> bool {
+    wanted.sessions.iter().any(|leader| leader.start_ticks <= stat.id.start_ticks)
 }
 
-fn runs_from_its_folder(program: &RunningProgram, whom: Whom<'_>) -> bool {
-    SetupPath::of(whom.identity).is_some_and(|folder| program.runs_from(&folder))
+fn runs_from_its_folder(program: &RunningProgram, wanted: SearchFor<'_>) -> bool {
+    SetupPath::of(wanted.identity).is_some_and(|folder| program.runs_from(&folder))
 }
 
 /// The pid in a pid file, and the accounts that could have written it.
@@ -436,45 +442,45 @@ pub(in crate::exec) fn read_pid_file(path: &str, user: &str) -> Result<PidFileCl
 }
 
 /// A process of the spec's name that was started from its folder, or by us, and is none of these.
-fn by_name(whom: Whom<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause> {
-    let Identity { proc_name, setup_path, .. } = whom.identity;
+fn by_name(wanted: SearchFor<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process, Cause> {
+    let Identity { proc_name, setup_path, .. } = wanted.identity;
     if proc_name.is_empty() || setup_path.is_empty() {
         return Err(Cause::NoIdentity);
     }
-    let folder = SetupPath::of(whom.identity);
+    let folder = SetupPath::of(wanted.identity);
     let mut named = scan.named(proc_name);
     let (all, doubtful) = (named.clone(), OnceCell::new());
-    let is_doubtful = |id: Id| doubtful.get_or_init(|| whom.doubtful(&all, scan)).contains(&id);
+    let is_doubtful = |id: Id| doubtful.get_or_init(|| wanted.doubtful(&all, scan)).contains(&id);
     named.retain(|stat| {
-        !scan.is_anothers(stat, whom.mark)
+        !scan.is_anothers(stat, wanted.mark)
             && !orphans.contains(&stat.id)
             && is_still_there(stat)
-            && match origin::of(stat.id.pid, whom.mark, whom.group) {
-                Origin::Ours => !whom.is_left(stat.id.pid),
+            && match origin::of(stat.id.pid, wanted.mark, wanted.group) {
+                Origin::Ours => !wanted.is_left(stat.id.pid),
                 Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => false,
-                Origin::Unknown if whom.is_probe(stat) || is_doubtful(stat.id) => false,
+                Origin::Unknown if wanted.is_probe(stat) || is_doubtful(stat.id) => false,
                 Origin::Unknown => {
                     folder.as_ref().is_some_and(|folder| RunningProgram::of(stat).belongs_to(folder))
-                        && user::runs_as(&whom.identity.user, stat.id.pid)
+                        && user::runs_as(&wanted.identity.user, stat.id.pid)
                 }
             }
     });
-    let top = topmost(named).ok_or_else(|| no_such_name(whom.identity))?;
+    let top = topmost(named).ok_or_else(|| no_such_name(wanted.identity))?;
     Ok(process(top, Found::Name))
 }
 
-/// It may have ended since the scan, and its number may be another's.
+/// Whether the process of the scan still exists: it may have exited and its pid may have been reused.
 fn is_still_there(stat: &Stat) -> bool {
     Stat::read(stat.id.pid).is_some_and(|again| again.id == stat.id && again.is_running())
 }
 
 /// A command of this proc that runs a program of the spec's name, or a watched process.
-fn by_own(whom: Whom<'_>) -> Option<Process> {
-    let Identity { proc_name, setup_path, .. } = whom.identity;
+fn by_own(wanted: SearchFor<'_>) -> Option<Process> {
+    let Identity { proc_name, setup_path, .. } = wanted.identity;
     if proc_name.is_empty() || setup_path.is_empty() {
         return None;
     }
-    let leaders = whom.own.iter().filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id));
+    let leaders = wanted.own.iter().filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id));
     let stats: Vec<Stat> =
         leaders.filter(|stat| stat.is_running() && RunningProgram::of(stat).is_named(proc_name)).collect();
     let top = topmost(stats.iter().collect())?;
@@ -482,7 +488,7 @@ fn by_own(whom: Whom<'_>) -> Option<Process> {
 }
 
 /// The shell has not started its command yet.
-pub(in crate::exec) struct NotYet;
+pub(in crate::exec) struct NotRecognisedYet;
 
 /// The process that a shell, which was found in place of the process, has started. `None`: it is not the
 /// shell of one of these commands any longer.
@@ -491,7 +497,7 @@ pub(in crate::exec) fn below_shell(
     commands: &[&str],
     identity: &Identity,
     scan: &Scan,
-) -> Result<Option<Process>, NotYet> {
+) -> Result<Option<Process>, NotRecognisedYet> {
     let leader = scan.get(shell.pid).filter(|stat| stat.id == shell).map(RunningProgram::of);
     let Some(command) =
         commands.iter().find(|command| leader.as_ref().is_some_and(|leader| leader.is_wrapper_of(command)))
@@ -505,7 +511,7 @@ pub(in crate::exec) fn below_shell(
         [only] if is_simple(command) => Some(only.id),
         _ => None,
     };
-    topmost(named).or(only).map(|id| Some(process(id, Found::Foreground))).ok_or(NotYet)
+    topmost(named).or(only).map(|id| Some(process(id, Found::Foreground))).ok_or(NotRecognisedYet)
 }
 
 /// Among matching processes, the oldest whose parent does not match: the master, not its workers.

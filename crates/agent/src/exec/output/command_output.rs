@@ -86,19 +86,19 @@ pub(in crate::exec) fn of_probe(folder: &Path, key: &ProcKey, what: &str) -> io:
 }
 
 /// Extension of the file that records the process of a probe.
-const NOTE: &str = ".running";
+const RUNNING: &str = ".running";
 
 /// The file that records the process of a running probe.
-pub(in crate::exec) fn note_of_probe(folder: &Path, key: &ProcKey, what: &str) -> PathBuf {
-    folder.join(format!("{}.{what}{NOTE}", stem(key)))
+pub(in crate::exec) fn record_of_probe(folder: &Path, key: &ProcKey, what: &str) -> PathBuf {
+    folder.join(format!("{}.{what}{RUNNING}", stem(key)))
 }
 
 /// The records of all probes.
-pub(in crate::exec) fn notes_of_probes(folder: &Path) -> Vec<PathBuf> {
+pub(in crate::exec) fn records_of_probes(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let notes =
-        entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(|n| n.ends_with(NOTE)));
-    notes.map(|entry| entry.path()).collect()
+    let records =
+        entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(|n| n.ends_with(RUNNING)));
+    records.map(|entry| entry.path()).collect()
 }
 
 /// The first line of the file, as far as it is short.

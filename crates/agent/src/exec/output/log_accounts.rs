@@ -1,7 +1,7 @@
 //! Records which OS account wrote which part of a log.
 //!
 //! A log continues over all runs of its proc, which may have different accounts. The beginning of a run and
-//! its account are recorded in a small file beside the rotation notes: a line of JSON for each change.
+//! its account are recorded in a small file beside the rotation states: a line of JSON for each change.
 //! Offsets count from the first byte that was ever written, as in `proc_log`, so rotation does not change
 //! them. A part without a record belongs to an unknown account, and only an app with all accounts may read
 //! it.
@@ -23,7 +23,7 @@ const KEPT: usize = 256;
 #[derive(Debug)]
 pub(in crate::exec) struct LogAccounts {
     id: FileId,
-    /// The folder of the notes, shared by all logs.
+    /// The folder of the rotation states, shared by all logs.
     folder: Arc<Path>,
     log: Arc<Path>,
     spans: Mutex<Vec<AccountSpan>>,
@@ -53,7 +53,7 @@ pub(in crate::exec) struct Stretch {
 }
 
 impl LogAccounts {
-    /// `folder` is the folder of the notes.
+    /// `folder` is the folder of the rotation states.
     pub(in crate::exec) fn load(folder: &Arc<Path>, id: FileId, log: &Arc<Path>) -> LogAccounts {
         let ours = lines(&path_in(folder, id)).into_iter().filter(|line| line.id == id);
         let spans = ours.map(|line| AccountSpan { from: line.from, account: line.account }).collect();

@@ -43,10 +43,10 @@ pub(in crate::exec) fn path(spec: &Spec, key: &ProcKey) -> Result<Option<PathBuf
 /// The error says why the folder of the spec cannot be used.
 pub(in crate::exec) fn open(path: &Path, account: &Account) -> Result<File, String> {
     let folder = path.parent().unwrap_or(Path::new("/"));
-    let opened = account.with_its_rights(|| {
+    let opened = account.with_rights_of(|| {
         let folder = make_folder(folder, account)?;
         let file = open_in(&folder, path.file_name().unwrap_or_default())?;
-        // A name that others could make may be another one of a file that is none of theirs.
+        // Another account may have created the name as a hard link to a file that it cannot write itself.
         if file.metadata()?.nlink() > 1 && folder.doubt(&trust(account)).is_some() {
             return Err(io::Error::other(format!("{path:?} has another name, too (a hard link)")));
         }
@@ -81,7 +81,7 @@ fn make_folder(folder: &Path, account: &Account) -> io::Result<Walked> {
     }
 }
 
-/// The folder itself may be anybody's: nothing in it is followed.
+/// The owner of the folder itself does not matter, because no link in it is followed.
 fn undoubted(way: Walked, account: &Account) -> io::Result<Walked> {
     match way.doubted_way(&trust(account)) {
         Some(doubt) => Err(io::Error::other(doubt.to_string())),
@@ -96,13 +96,13 @@ fn trust(account: &Account) -> PathTrust {
 /// The file that this process writes to, as far as the account could open it itself.
 pub(in crate::exec) fn of_process(pid: u32, account: &Account) -> io::Result<File> {
     let path = format!("/proc/{pid}/fd/1");
-    account.with_its_rights(|| {
+    account.with_rights_of(|| {
         let file = rustix::fs::open(path.as_str(), APPEND, Mode::empty())?;
         regular(file.into(), Path::new(&path))
     })
 }
 
-/// Neither through a link nor into something that would have to be waited for.
+/// Follows no symbolic link, and does not block on a FIFO.
 fn open_in(folder: &Walked, name: &OsStr) -> io::Result<File> {
     let flags = APPEND | OFlags::NOFOLLOW | OFlags::CREATE;
     let file = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o640))?;

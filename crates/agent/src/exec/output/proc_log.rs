@@ -8,7 +8,7 @@
 use crate::exec::output::command_output::{self, TAIL};
 use crate::exec::output::log_accounts::{self, Stretch};
 use crate::exec::output::log_path;
-use crate::exec::output::rotate::{self, Copied, FileId, Rotated, Rotation, RotationNote, Rotator, Tracked};
+use crate::exec::output::rotate::{self, Copied, FileId, Rotated, Rotation, RotationState, Rotator, Tracked};
 use crate::exec::procfs::Id;
 use crate::exec::user::Account;
 use procfleet_core::grants::GrantScope;
@@ -25,8 +25,8 @@ use std::time::{Duration, SystemTime};
 const OWN: &str = "out.log";
 /// The file with the time at which the proc was unregistered.
 const FORGOTTEN: &str = "forgotten";
-/// The folder of rotation notes. No proc's folder has this name: one that begins with a dot has a plus sign.
-const NOTES: &str = ".rotation";
+/// The folder of rotation states. No proc's folder has this name: one that begins with a dot has a plus sign.
+const ROTATION_DIR: &str = ".rotation";
 /// How long the output of an unregistered proc is kept, for debugging.
 const KEPT_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 /// Maximum distance from the end to search for the beginning of the last lines.
@@ -36,41 +36,43 @@ const BLOCK: u64 = 64 * 1024;
 
 /// The logs of all procs.
 #[derive(Debug)]
-pub(in crate::exec) struct Sinks {
-    folder: PathBuf,
-    /// The folder of rotation notes.
-    notes: Arc<Path>,
+pub(in crate::exec) struct ProcLogs {
+    folder: Arc<Path>,
+    /// The folder of rotation states.
+    states: Arc<Path>,
     pub(in crate::exec) rotation: Rotation,
-    by_stem: Mutex<HashMap<String, Weak<ProcLog>>>,
+    by_stem: Mutex<HashMap<Arc<str>, Weak<ProcLog>>>,
     tracked: Mutex<HashMap<FileId, Weak<Tracked>>>,
 }
 
-impl Sinks {
-    pub(in crate::exec) fn new(folder: &Path) -> Sinks {
-        // Notes and messages have absolute paths.
+impl ProcLogs {
+    pub(in crate::exec) fn new(folder: &Path) -> ProcLogs {
+        // Messages contain absolute paths.
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-        Sinks {
-            notes: Arc::from(folder.join(NOTES)),
-            folder,
+        ProcLogs {
+            states: Arc::from(folder.join(ROTATION_DIR)),
+            folder: Arc::from(folder),
             rotation: Rotation::default(),
             by_stem: Mutex::default(),
             tracked: Mutex::default(),
         }
     }
 
-    /// The one of this proc: there is never a second one.
+    /// The log of this proc. All callers share one.
     pub(in crate::exec) fn of(&self, key: &ProcKey) -> Arc<ProcLog> {
         self.at(&command_output::stem(key))
     }
 
     fn at(&self, stem: &str) -> Arc<ProcLog> {
         let mut by_stem = lock(&self.by_stem);
-        if let Some(sink) = by_stem.get(stem).and_then(Weak::upgrade) {
-            return sink;
+        if let Some(log) = by_stem.get(stem).and_then(Weak::upgrade) {
+            return log;
         }
-        let sink = Arc::new(ProcLog { folder: self.folder.join(stem), inner: Mutex::default() });
-        by_stem.insert(stem.to_owned(), Arc::downgrade(&sink));
-        sink
+        let stem: Arc<str> = Arc::from(stem);
+        let log =
+            Arc::new(ProcLog { root: self.folder.clone(), stem: stem.clone(), inner: Mutex::default() });
+        by_stem.insert(stem, Arc::downgrade(&log));
+        log
     }
 
     fn track(&self, file: &File, log: &Arc<Path>) -> io::Result<Arc<Tracked>> {
@@ -80,15 +82,15 @@ impl Sinks {
         if let Some(known) = tracked.get(&id).and_then(Weak::upgrade) {
             return Ok(known);
         }
-        let new = Arc::new(Tracked::new(&self.notes, &data, log));
+        let new = Arc::new(Tracked::new(&self.states, &data, log));
         tracked.insert(id, Arc::downgrade(&new));
         Ok(new)
     }
 
-    /// Creates the folders for notes, and moves output of the first version to where it belongs. Call it once
-    /// at start.
+    /// Creates the folders for states, and moves output of the first version to where it belongs. Call it
+    /// once at start.
     pub(in crate::exec) fn prepare(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.notes)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.states)?;
         let mut newest: HashMap<String, (u64, u64, PathBuf)> = HashMap::new();
         for entry in fs::read_dir(&self.folder)?.flatten() {
             let name = entry.file_name();
@@ -122,14 +124,14 @@ impl Sinks {
     }
 
     /// Rotates logs that are too large. Returns true if there was one, so that the caller comes back soon.
-    pub(in crate::exec) fn tend(&self) -> bool {
-        let sinks: Vec<Arc<ProcLog>> = lock(&self.by_stem).values().filter_map(Weak::upgrade).collect();
-        sinks.iter().filter(|sink| sink.tend(self)).count() > 0
+    pub(in crate::exec) fn rotate_if_due(&self) -> bool {
+        let proc_logs: Vec<Arc<ProcLog>> = lock(&self.by_stem).values().filter_map(Weak::upgrade).collect();
+        proc_logs.iter().filter(|log| log.rotate_if_due(self)).count() > 0
     }
 
     /// Keeps the output of unregistered procs for a day, and within its size.
-    pub(in crate::exec) fn tend_forgotten(&self) {
-        lock(&self.by_stem).retain(|_, sink| sink.strong_count() > 0);
+    pub(in crate::exec) fn rotate_forgotten(&self) {
+        lock(&self.by_stem).retain(|_, log| log.strong_count() > 0);
         lock(&self.tracked).retain(|_, tracked| tracked.strong_count() > 0);
         let Ok(entries) = fs::read_dir(&self.folder) else { return };
         for entry in entries.flatten() {
@@ -139,8 +141,8 @@ impl Sinks {
             };
             let changed = |file: &str| fs::metadata(path.join(file)).and_then(|data| data.modified());
             let Ok(since) = changed(FORGOTTEN) else { continue };
-            self.at(stem).tend(self);
-            // Its process may go on, and write.
+            self.at(stem).rotate_if_due(self);
+            // The process may still run and write.
             let since = changed(OWN).map_or(since, |written| written.max(since));
             if SystemTime::now().duration_since(since).is_ok_and(|age| age > KEPT_AFTER) {
                 tracing::info!(folder = %path.display(), "removed the output of an unregistered proc");
@@ -148,15 +150,18 @@ impl Sinks {
             }
         }
         let used = |id: &FileId| lock(&self.tracked).get(id).is_some_and(|one| one.strong_count() > 0);
-        rotate::forget_lost(&self.notes, used);
-        log_accounts::forget_lost(&self.notes, used);
+        rotate::forget_lost(&self.states, used);
+        log_accounts::forget_lost(&self.states, used);
     }
 }
 
 /// The log of one proc.
 #[derive(Debug)]
 pub(in crate::exec) struct ProcLog {
-    folder: PathBuf,
+    /// The parent of all procs' folders.
+    root: Arc<Path>,
+    /// The name of the proc's folder.
+    stem: Arc<str>,
     inner: Mutex<Inner>,
 }
 
@@ -166,7 +171,7 @@ struct Inner {
     live: Option<Arc<LiveLog>>,
     /// The process that should write to it.
     process: Option<Id>,
-    /// The output of the last commands that are not there to become the process, oldest first.
+    /// The output files of the last stop, kill and reload commands, oldest first.
     others: VecDeque<PathBuf>,
 }
 
@@ -184,30 +189,49 @@ pub(in crate::exec) struct LiveLog {
 enum LogLocation {
     /// The agent's.
     Own,
-    /// The account's folder. The file stays open, because it may be renamed.
-    Theirs { account: Account, file: File },
+    /// The account's folder. Boxed, because most logs are the agent's own.
+    Theirs(Box<AccountFile>),
+}
+
+/// A log in a folder of its account. The file stays open, because it may be renamed.
+#[derive(Debug)]
+struct AccountFile {
+    account: Account,
+    file: File,
+}
+
+impl LogLocation {
+    fn theirs(account: Account, file: File) -> LogLocation {
+        LogLocation::Theirs(Box::new(AccountFile { account, file }))
+    }
 }
 
 /// A log that a run is to write to.
 #[derive(Debug)]
 pub(in crate::exec) struct OpenedLog {
     pub(in crate::exec) live: Arc<LiveLog>,
-    /// For the run: it appends.
+    /// Opened with O_APPEND for the run.
     pub(in crate::exec) file: File,
     /// The offset of the first byte that the run will write.
     pub(in crate::exec) from: u64,
 }
 
 impl ProcLog {
-    pub(in crate::exec) fn folder(&self) -> &Path {
-        &self.folder
+    /// The proc's folder. Not stored: it would take memory for every proc.
+    pub(in crate::exec) fn folder(&self) -> PathBuf {
+        self.root.join(&*self.stem)
+    }
+
+    /// The name of the proc's folder, which is its own among all procs.
+    pub(in crate::exec) fn stem(&self) -> &Arc<str> {
+        &self.stem
     }
 
     /// Opens the log for a run. The text says why the log of the spec's folder cannot be used; then it is the
     /// agent's.
     pub(in crate::exec) fn open(
         &self,
-        sinks: &Sinks,
+        proc_logs: &ProcLogs,
         spec: &Spec,
         key: &ProcKey,
         account: &Account,
@@ -217,8 +241,7 @@ impl ProcLog {
         });
         let (opened, wrong) = match theirs {
             Ok(Some((path, file))) => {
-                let location =
-                    file.try_clone().map(|file| LogLocation::Theirs { account: account.clone(), file });
+                let location = file.try_clone().map(|file| LogLocation::theirs(account.clone(), file));
                 (location.map(|location| (path, location, file)), None)
             }
             Ok(None) => (self.open_own(), None),
@@ -226,10 +249,10 @@ impl ProcLog {
         };
         let begun = opened.and_then(|(path, location, file)| {
             let path: Arc<Path> = Arc::from(path);
-            let live = Arc::new(LiveLog { tracked: sinks.track(&file, &path)?, path, location });
+            let live = Arc::new(LiveLog { tracked: proc_logs.track(&file, &path)?, path, location });
             let from = {
-                let note = live.tracked.note(&file)?;
-                note.offset_of(file.metadata()?.len())
+                let state = live.tracked.state(&file)?;
+                state.offset_of(file.metadata()?.len())
             };
             if let Err(error) = live.tracked.accounts.begin(&account.name, from) {
                 // The process is started all the same.
@@ -242,17 +265,18 @@ impl ProcLog {
     }
 
     fn open_own(&self) -> io::Result<(PathBuf, LogLocation, File)> {
-        make_folder(&self.folder)?;
-        let path = self.folder.join(OWN);
+        let folder = self.folder();
+        make_folder(&folder)?;
+        let path = folder.join(OWN);
         // O_APPEND: no writer overwrites another.
         let file = OpenOptions::new().read(true).append(true).create(true).mode(0o640).open(&path)?;
-        let _ = fs::remove_file(self.folder.join(FORGOTTEN));
+        let _ = fs::remove_file(folder.join(FORGOTTEN));
         Ok((path, LogLocation::Own, file))
     }
 
     /// The process that should write here; after a restart of the agent also finds the file that it really
     /// writes to.
-    pub(in crate::exec) fn belongs_to(&self, process: Id, spec: &Spec, key: &ProcKey, sinks: &Sinks) {
+    pub(in crate::exec) fn belongs_to(&self, process: Id, spec: &Spec, key: &ProcKey, proc_logs: &ProcLogs) {
         let mut inner = lock(&self.inner);
         inner.process = Some(process);
         let Ok(Some(path)) = log_path::path(spec, key) else { return };
@@ -260,7 +284,7 @@ impl ProcLog {
             return;
         }
         // A log in the agent's own folder is found by its name.
-        let own = fs::metadata(self.folder.join(OWN)).map(|data| (data.dev(), data.ino())).ok();
+        let own = fs::metadata(self.folder().join(OWN)).map(|data| (data.dev(), data.ino())).ok();
         let theirs = fs::metadata(format!("/proc/{}/fd/1", process.pid)).map(|data| (data.dev(), data.ino()));
         if own.is_some() && theirs.ok() == own {
             return;
@@ -268,18 +292,17 @@ impl ProcLog {
         let Ok(account) = Account::of(&spec.identity.user) else { return };
         let Ok(file) = log_path::of_process(process.pid, &account) else { return };
         let path: Arc<Path> = Arc::from(path);
-        let Ok(tracked) = sinks.track(&file, &path) else { return };
-        inner.live =
-            Some(Arc::new(LiveLog { path, location: LogLocation::Theirs { account, file }, tracked }));
+        let Ok(tracked) = proc_logs.track(&file, &path) else { return };
+        inner.live = Some(Arc::new(LiveLog { path, location: LogLocation::theirs(account, file), tracked }));
     }
 
     /// `None`: there is no log yet.
-    pub(in crate::exec) fn live(&self, sinks: &Sinks) -> Option<Arc<LiveLog>> {
+    pub(in crate::exec) fn live(&self, proc_logs: &ProcLogs) -> Option<Arc<LiveLog>> {
         let mut inner = lock(&self.inner);
         if inner.live.is_none() {
-            let path: Arc<Path> = Arc::from(self.folder.join(OWN));
+            let path: Arc<Path> = Arc::from(self.folder().join(OWN));
             let file = File::open(&path).ok()?;
-            let tracked = sinks.track(&file, &path).ok()?;
+            let tracked = proc_logs.track(&file, &path).ok()?;
             inner.live = Some(Arc::new(LiveLog { path, location: LogLocation::Own, tracked }));
         }
         inner.live.clone()
@@ -305,7 +328,7 @@ impl ProcLog {
         Some(fs::read_link(stdout).map_or_else(|_| "nowhere".to_owned(), |at| at.display().to_string()))
     }
 
-    /// The file of a command that is not there to become the process: it must not fill the host either.
+    /// Also limits the size of the output file of a stop, kill or reload command.
     pub(in crate::exec) fn also_keeps(&self, path: PathBuf) {
         let mut inner = lock(&self.inner);
         inner.others.push_back(path);
@@ -316,16 +339,17 @@ impl ProcLog {
 
     /// The proc was unregistered; its output is kept for a while.
     pub(in crate::exec) fn forget(&self) {
-        if self.folder.is_dir() {
-            let _ = File::create(self.folder.join(FORGOTTEN));
+        let folder = self.folder();
+        if folder.is_dir() {
+            let _ = File::create(folder.join(FORGOTTEN));
         }
     }
 
-    fn tend(&self, sinks: &Sinks) -> bool {
+    fn rotate_if_due(&self, proc_logs: &ProcLogs) -> bool {
         let others: Vec<PathBuf> = lock(&self.inner).others.iter().cloned().collect();
         others.iter().for_each(|path| command_output::trim(path));
-        let Some(live) = self.live(sinks) else { return false };
-        match live.rotate(sinks.rotation) {
+        let Some(live) = self.live(proc_logs) else { return false };
+        match live.rotate(proc_logs.rotation) {
             Ok(rotated) if rotated == Rotated::default() => false,
             Ok(Rotated { copies, dropped }) => {
                 tracing::info!(log = %live.path.display(), copies, dropped, "log rotated");
@@ -383,8 +407,8 @@ impl LiveLog {
     /// The offset after its last byte.
     pub(in crate::exec) fn end(&self) -> io::Result<u64> {
         let file = self.file()?;
-        let note = self.tracked.note(&file)?;
-        Ok(note.offset_of(file.metadata()?.len()))
+        let state = self.tracked.state(&file)?;
+        Ok(state.offset_of(file.metadata()?.len()))
     }
 
     /// The end of the output from this offset on, as text.
@@ -415,24 +439,24 @@ impl LiveLog {
     ) -> io::Result<Passage> {
         let file = self.file()?;
         // Locked, so that no rotation happens during the read.
-        let note = self.tracked.note(&file)?;
-        let end = note.offset_of(file.metadata()?.len());
+        let state = self.tracked.state(&file)?;
+        let end = state.offset_of(file.metadata()?.len());
         // An offset after the end belongs to a log that was removed.
         let start = match start {
             Start::At(offset) if offset > end => Start::At(0),
             start => start,
         };
-        let (accounts, taken) = (&self.tracked.accounts, note.taken);
+        let (accounts, taken) = (&self.tracked.accounts, state.taken);
         let shown = match (readers, start) {
             (GrantScope::All, _) => Some(Stretch { from: 0, until: end }),
             (GrantScope::Only(_), Start::Last(_)) => accounts.last_stretch(readers, taken, end),
             (GrantScope::Only(_), Start::At(offset)) => accounts.stretch_from(offset, readers, taken, end),
         };
         let Some(shown) = shown else { return Ok(Passage { begin: end, end, ..Passage::default() }) };
-        let pieces = Pieces { file: &file, note: &note, end, shown, copies: Vec::new() };
+        let pieces = Pieces { file: &file, state: &state, end, shown, copies: Vec::new() };
         let needs_copies = match start {
             Start::Last(_) => true,
-            Start::At(offset) => offset < note.taken,
+            Start::At(offset) => offset < state.taken,
         };
         let copies =
             if needs_copies { self.as_owner(|| Ok(rotate::copies(&self.path)))? } else { Vec::new() };
@@ -442,7 +466,7 @@ impl LiveLog {
     fn rotate(&self, rotation: Rotation) -> io::Result<Rotated> {
         let length = match &self.location {
             LogLocation::Own => fs::metadata(&self.path)?.len(),
-            LogLocation::Theirs { file, .. } => file.metadata()?.len(),
+            LogLocation::Theirs(theirs) => theirs.file.metadata()?.len(),
         };
         // True for most logs, unless a hole could not be collapsed.
         if length <= rotation.size {
@@ -450,7 +474,7 @@ impl LiveLog {
         }
         let file = self.file()?;
         let rotator = Rotator { file: &file, path: &self.path, tracked: &self.tracked, rotation };
-        let held = length.saturating_sub(self.tracked.note(&file)?.start());
+        let held = length.saturating_sub(self.tracked.state(&file)?.start());
         if held <= rotation.size {
             return Ok(Rotated::default());
         }
@@ -467,15 +491,15 @@ impl LiveLog {
                     false => Err(io::ErrorKind::NotFound.into()),
                 }
             }
-            LogLocation::Theirs { file, .. } => file.try_clone(),
+            LogLocation::Theirs(theirs) => theirs.file.try_clone(),
         }
     }
 
     fn as_owner<T: Send>(&self, act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         match &self.location {
             LogLocation::Own => act(),
-            LogLocation::Theirs { account, .. } => account.with_its_rights(|| {
-                log_path::check_way(&self.path, account)?;
+            LogLocation::Theirs(theirs) => theirs.account.with_rights_of(|| {
+                log_path::check_way(&self.path, &theirs.account)?;
                 act()
             }),
         }
@@ -485,7 +509,7 @@ impl LiveLog {
 /// Copies and file in a row, as one text.
 struct Pieces<'a> {
     file: &'a File,
-    note: &'a RotationNote,
+    state: &'a RotationState,
     /// The offset after the last byte.
     end: u64,
     /// The part that the reader may see.
@@ -524,21 +548,21 @@ impl Pieces<'_> {
 
     /// The first offset from this one on that still exists.
     fn first_from(&self, offset: u64) -> u64 {
-        if offset >= self.note.taken {
+        if offset >= self.state.taken {
             return offset;
         }
         let behind = self.copies.iter().find(|copy| copy.offset + copy.length > offset);
-        behind.map_or(self.note.taken, |copy| copy.offset.max(offset)).min(self.note.taken)
+        behind.map_or(self.state.taken, |copy| copy.offset.max(offset)).min(self.state.taken)
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
-        if offset >= self.note.taken {
-            return rotate::read_at(self.file, buffer, self.note.position_of(offset));
+        if offset >= self.state.taken {
+            return rotate::read_at(self.file, buffer, self.state.position_of(offset));
         }
         let holds = |copy: &&Copied| copy.offset <= offset && offset < copy.offset + copy.length;
         let Some(copy) = self.copies.iter().find(holds) else { return Ok(0) };
         // Bytes of a copy beyond `taken` are still in the file.
-        let left = (copy.offset + copy.length).min(self.note.taken) - offset;
+        let left = (copy.offset + copy.length).min(self.state.taken) - offset;
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(&copy.path)?;
@@ -549,9 +573,9 @@ impl Pieces<'_> {
     fn last_lines(&self, lines: u32) -> io::Result<u64> {
         let mut block = vec![0; usize::try_from(BLOCK).unwrap_or_default()];
         let (mut left, mut reached) = (lines, self.end);
-        let live = (self.note.taken, self.end);
+        let live = (self.state.taken, self.end);
         let copies = self.copies.iter().rev();
-        let copies = copies.map(|copy| (copy.offset, (copy.offset + copy.length).min(self.note.taken)));
+        let copies = copies.map(|copy| (copy.offset, (copy.offset + copy.length).min(self.state.taken)));
         for (begin, end) in std::iter::once(live).chain(copies) {
             // Before a gap there is nothing that belongs to these lines.
             if end != reached {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval of checks while a query waits for more output.
-const GLANCE: Duration = Duration::from_millis(200);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 /// Attempts with a log that is removed at the same time.
 const TRIES: usize = 3;
 
@@ -51,14 +51,14 @@ impl ExecContext {
         question: LogQuestion,
     ) -> Result<LogExcerpt, (Code, String)> {
         self.may_read()?;
-        let sink = self.sinks.of(&question.proc);
-        self.may_read_of(&sink, &question.accounts)?;
+        let log = self.proc_logs.of(&question.proc);
+        self.may_read_of(&log, &question.accounts)?;
         let until = Instant::now() + question.wait;
-        while Instant::now() < until && self.end_of(&sink).await.is_some_and(|end| end == question.beyond) {
-            tokio::time::sleep(GLANCE.min(until.saturating_duration_since(Instant::now()))).await;
+        while Instant::now() < until && self.end_of(&log).await.is_some_and(|end| end == question.beyond) {
+            tokio::time::sleep(POLL_EVERY.min(until.saturating_duration_since(Instant::now()))).await;
         }
-        let host = self.clone();
-        self.beside(move || host.read(&sink, &question)).await
+        let context = self.clone();
+        self.on_blocking_thread(move || context.read(&log, &question)).await
     }
 
     fn may_read(&self) -> Result<(), (Code, String)> {
@@ -71,7 +71,7 @@ impl ExecContext {
     /// The account of the present run must be readable for the caller; earlier output is checked piece by
     /// piece.
     fn may_read_of(&self, proc_log: &ProcLog, accounts: &GrantScope<String>) -> Result<(), (Code, String)> {
-        let limited = proc_log.live(&self.sinks).filter(|_| !accounts.is_all());
+        let limited = proc_log.live(&self.proc_logs).filter(|_| !accounts.is_all());
         let Some(live) = limited else { return Ok(()) };
         match live.writer() {
             Some(writer) if accounts.allows(&writer) => Ok(()),
@@ -90,12 +90,12 @@ impl ExecContext {
 
     /// `None`: there is no log.
     async fn end_of(self: &Arc<ExecContext>, proc_log: &Arc<ProcLog>) -> Option<u64> {
-        let (host, sink) = (self.clone(), proc_log.clone());
-        let end = move || sink.live(&host.sinks).and_then(|live| live.end().ok());
+        let (context, log) = (self.clone(), proc_log.clone());
+        let end = move || log.live(&context.proc_logs).and_then(|live| live.end().ok());
         panics::block_for_request(end).await.ok().flatten()
     }
 
-    async fn beside<T: Send + 'static>(
+    async fn on_blocking_thread<T: Send + 'static>(
         self: &Arc<ExecContext>,
         act: impl FnOnce() -> Result<T, (Code, String)> + Send + 'static,
     ) -> Result<T, (Code, String)> {
@@ -106,7 +106,7 @@ impl ExecContext {
     fn read(&self, proc_log: &ProcLog, question: &LogQuestion) -> Result<LogExcerpt, (Code, String)> {
         let proc = &question.proc;
         for _ in 0..TRIES {
-            let live = proc_log.live(&self.sinks).ok_or_else(|| self.nothing(proc_log, proc))?;
+            let live = proc_log.live(&self.proc_logs).ok_or_else(|| self.nothing(proc_log, proc))?;
             match live.read(question.start, question.most, &question.accounts) {
                 Ok(Passage { begin, bytes, end, skipped }) => {
                     let note = proc_log.elsewhere().map(|at| {

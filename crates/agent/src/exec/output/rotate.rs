@@ -5,12 +5,12 @@
 //! serialises writes and `fallocate`, so nothing is lost or overwritten.
 //!
 //! The offset of a byte is the number of bytes that were written to the log before it. A copy is named by the
-//! offset of its first byte, and a note stores the offset at which the file now begins. A rotation that a
-//! crash interrupted is finished by the next one ([`RotationNote::settle`]): each step is recorded first and
-//! is idempotent.
+//! offset of its first byte, and a state file stores the offset at which the file now begins. A rotation that
+//! a crash interrupted is finished by the next one ([`RotationState::settle`]): each step is recorded first
+//! and is idempotent.
 //!
 //! ```text
-//! copy to .NAME.part -> rename to NAME.OFFSET -> note: taken up to here -> hole -> note: collapsing -> collapse -> note
+//! copy to .NAME.part -> rename to NAME.OFFSET -> state: taken up to here -> hole -> state: collapsing -> collapse -> state
 //! ```
 //!
 //! Where the filesystem can punch holes but not collapse ranges, the file keeps its length without using disk
@@ -42,7 +42,7 @@ pub struct Rotation {
     pub size: u64,
     /// Number of copies.
     pub keep: u64,
-    pub(in crate::exec) means: Means,
+    pub(in crate::exec) method: CutMethod,
 }
 
 impl Rotation {
@@ -52,7 +52,7 @@ impl Rotation {
     pub const LEAST: u64 = 64 * 1024;
 
     pub fn new(size: u64, keep: u64) -> Rotation {
-        Rotation { size: size.max(Rotation::LEAST), keep, means: Means::Collapse }
+        Rotation { size: size.max(Rotation::LEAST), keep, method: CutMethod::Collapse }
     }
 }
 
@@ -65,7 +65,7 @@ impl Default for Rotation {
 /// The best method to remove bytes from a file that may be tried. If the filesystem refuses it, the next one
 /// is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::exec) enum Means {
+pub(in crate::exec) enum CutMethod {
     Collapse,
     #[cfg_attr(not(test), expect(dead_code, reason = "that there is no collapsing is found out by trying"))]
     Hole,
@@ -74,7 +74,7 @@ pub(in crate::exec) enum Means {
 
 /// The offset at which a log file begins, and the pending step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::exec) struct RotationNote {
+pub(in crate::exec) struct RotationState {
     id: FileId,
     /// The name of the file when it was first seen.
     log: Arc<Path>,
@@ -119,39 +119,39 @@ impl FileId {
 #[derive(Debug)]
 pub(in crate::exec) struct Tracked {
     pub(in crate::exec) id: FileId,
-    /// The folder of the notes, shared by all logs.
+    /// The folder of the states, shared by all logs.
     folder: Arc<Path>,
     /// The accounts that wrote the file and its copies.
     pub(in crate::exec) accounts: LogAccounts,
-    note: Mutex<RotationNote>,
-    /// Serialises rotations. The note is locked only while bytes are removed, so readers do not wait for a
+    state: Mutex<RotationState>,
+    /// Serialises rotations. The state is locked only while bytes are removed, so readers do not wait for a
     /// copy.
     rotating: Mutex<()>,
 }
 
 impl Tracked {
-    /// `folder` is the folder of the notes.
+    /// `folder` is the folder of the states.
     pub(in crate::exec) fn new(folder: &Arc<Path>, data: &fs::Metadata, log: &Arc<Path>) -> Tracked {
         let id = FileId::of(data);
-        let note_path = folder.join(id.file_name());
-        let known = RotationNote::load(&note_path).filter(|note| note.id == id);
-        let note = known.unwrap_or_else(|| {
+        let state_path = folder.join(id.file_name());
+        let known = RotationState::load(&state_path).filter(|state| state.id == id);
+        let state = known.unwrap_or_else(|| {
             // After the copies of an earlier file of that name.
             let begin = copies(log).last().map_or(0, |copy| copy.offset + copy.length);
-            RotationNote { id, log: log.clone(), base: begin, taken: begin, step: RotationStep::Settled }
+            RotationState { id, log: log.clone(), base: begin, taken: begin, step: RotationStep::Settled }
         });
         let accounts = LogAccounts::load(folder, id, log);
-        Tracked { id, folder: folder.clone(), accounts, note: Mutex::new(note), rotating: Mutex::new(()) }
+        Tracked { id, folder: folder.clone(), accounts, state: Mutex::new(state), rotating: Mutex::new(()) }
     }
 
-    /// The note, after any interrupted step was finished.
-    pub(in crate::exec) fn note(&self, file: &File) -> io::Result<MutexGuard<'_, RotationNote>> {
-        let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
-        note.settle(file, &self.note_path())?;
-        Ok(note)
+    /// The state, after any interrupted step was finished.
+    pub(in crate::exec) fn state(&self, file: &File) -> io::Result<MutexGuard<'_, RotationState>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.settle(file, &self.state_path())?;
+        Ok(state)
     }
 
-    pub(in crate::exec) fn note_path(&self) -> PathBuf {
+    pub(in crate::exec) fn state_path(&self) -> PathBuf {
         self.folder.join(self.id.file_name())
     }
 
@@ -160,21 +160,21 @@ impl Tracked {
     }
 }
 
-/// Removes the notes of files that no longer exist under their names. `is_used` knows the files in use.
+/// Removes the states of files that no longer exist under their names. `is_used` knows the files in use.
 pub(in crate::exec) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
-        let Some(note) = RotationNote::load(&path) else { continue };
-        let is_there = fs::symlink_metadata(&note.log).is_ok_and(|data| FileId::of(&data) == note.id);
-        if !is_there && !is_used(&note.id) {
+        let Some(state) = RotationState::load(&path) else { continue };
+        let is_there = fs::symlink_metadata(&state.log).is_ok_and(|data| FileId::of(&data) == state.id);
+        if !is_there && !is_used(&state.id) {
             let _ = fs::remove_file(path);
         }
     }
 }
 
-impl RotationNote {
+impl RotationState {
     /// `None`: there is none, or it cannot be read.
-    fn load(path: &Path) -> Option<RotationNote> {
+    fn load(path: &Path) -> Option<RotationState> {
         serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
@@ -186,7 +186,7 @@ impl RotationNote {
         fs::rename(draft, path)
     }
 
-    /// Where in the file the first byte is that is in no copy.
+    /// The position in the file of the first byte that is in no copy.
     pub(in crate::exec) fn start(&self) -> u64 {
         self.taken - self.base
     }
@@ -213,9 +213,9 @@ impl RotationNote {
                 }
                 Ok(())
             }
-            RotationStep::Cutting => self.cut_out(file, path, Means::Collapse),
+            RotationStep::Cutting => self.cut_out(file, path, CutMethod::Collapse),
             RotationStep::Collapsing(bytes) => {
-                // Where it is done already, the hole is gone.
+                // If the collapse has happened already, there is no hole.
                 if leading_hole(file)? < bytes || collapse(file, bytes).is_ok() {
                     self.base += bytes;
                 }
@@ -231,17 +231,17 @@ impl RotationNote {
         file: &File,
         up_to: u64,
         path: &Path,
-        means: Means,
+        method: CutMethod,
     ) -> io::Result<()> {
         (self.taken, self.step) = (up_to, RotationStep::Cutting);
         self.save(path)?;
-        self.cut_out(file, path, means)
+        self.cut_out(file, path, method)
     }
 
-    fn cut_out(&mut self, file: &File, path: &Path, means: Means) -> io::Result<()> {
+    fn cut_out(&mut self, file: &File, path: &Path, method: CutMethod) -> io::Result<()> {
         let start = self.start();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if means == Means::Empty || rustix::fs::fallocate(file, hole, 0, start.max(1)).is_err() {
+        if method == CutMethod::Empty || rustix::fs::fallocate(file, hole, 0, start.max(1)).is_err() {
             // Truncation loses bytes after the cut; `Rotator` keeps them as few as possible.
             let length = file.metadata()?.len();
             file.set_len(0)?;
@@ -256,7 +256,7 @@ impl RotationNote {
             whole = whole.saturating_sub(block);
         }
         self.step = RotationStep::Settled;
-        if whole > 0 && means == Means::Collapse {
+        if whole > 0 && method == CutMethod::Collapse {
             self.step = RotationStep::Collapsing(whole);
             self.save(path)?;
             if collapse(file, whole).is_ok() {
@@ -289,19 +289,20 @@ pub(in crate::exec) struct Rotated {
 impl Rotator<'_> {
     /// Copies the excess and removes it. Call it with the rights of the folder's owner.
     pub(in crate::exec) fn rotate(&self) -> io::Result<Rotated> {
-        if self.rotation.means != Means::Empty && !self.makes_holes()? {
-            return Rotator { rotation: Rotation { means: Means::Empty, ..self.rotation }, ..*self }.rotate();
+        if self.rotation.method != CutMethod::Empty && !self.makes_holes()? {
+            return Rotator { rotation: Rotation { method: CutMethod::Empty, ..self.rotation }, ..*self }
+                .rotate();
         }
         let _alone = self.tracked.alone();
         let mut rotated = Rotated::default();
         let Rotation { size, keep, .. } = self.rotation;
         // Saved first, so that a copy can be matched with this file.
-        self.tracked.note(self.file)?.save(&self.tracked.note_path())?;
+        self.tracked.state(self.file)?.save(&self.tracked.state_path())?;
         self.finish()?;
         for _ in 0..keep + ROUNDS {
             let (start, taken) = {
-                let note = self.tracked.note(self.file)?;
-                (note.start(), note.taken)
+                let state = self.tracked.state(self.file)?;
+                (state.start(), state.taken)
             };
             let length = self.file.metadata()?.len();
             let held = length.saturating_sub(start);
@@ -340,15 +341,15 @@ impl Rotator<'_> {
 
     /// Removes all bytes before this offset.
     fn take(&self, up_to: u64) -> io::Result<()> {
-        let mut note = self.tracked.note(self.file)?;
-        note.take(self.file, up_to, &self.tracked.note_path(), self.rotation.means)
+        let mut state = self.tracked.state(self.file)?;
+        state.take(self.file, up_to, &self.tracked.state_path(), self.rotation.method)
     }
 
-    /// A complete copy that is not noted yet is taken. An incomplete one has another name.
+    /// A complete copy that is not recorded yet is taken. An incomplete one has another name.
     fn finish(&self) -> io::Result<()> {
         let (taken, start) = {
-            let note = self.tracked.note(self.file)?;
-            (note.taken, note.start())
+            let state = self.tracked.state(self.file)?;
+            (state.taken, state.start())
         };
         let held = self.file.metadata()?.len().saturating_sub(start);
         match fs::symlink_metadata(self.path_of(taken)) {
@@ -362,7 +363,7 @@ impl Rotator<'_> {
     /// The end of a copy: after the last line that fits, else after the first line. A line longer than twice
     /// the size is cut between two characters. `None`: wait for more.
     fn cut(&self, start: u64, length: u64) -> io::Result<Option<u64>> {
-        if self.rotation.means == Means::Empty {
+        if self.rotation.method == CutMethod::Empty {
             return Ok(Some(length));
         }
         let size = self.rotation.size;
@@ -382,7 +383,7 @@ impl Rotator<'_> {
         Ok(Some(full + whole as u64))
     }
 
-    /// Whole and durable, or not there at all.
+    /// The copy is complete and durable, or does not exist.
     fn copy(&self, from: u64, to: u64, copy: &Path) -> io::Result<()> {
         let part = self.part();
         self.copy_to(from, to, &part)?;

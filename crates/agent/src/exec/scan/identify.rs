@@ -53,7 +53,7 @@ pub(in crate::exec) enum EnvMark {
 impl EnvMark {
     /// The meaning of this value in an environment. Every user of the host can set it;
     /// [`ProcMark`](super::proc_mark::ProcMark) verifies it.
-    pub(in crate::exec) fn told(value: Option<&[u8]>, mark: &str) -> EnvMark {
+    pub(in crate::exec) fn of_value(value: Option<&[u8]>, mark: &str) -> EnvMark {
         let Some(value) = value else { return EnvMark::Missing };
         // INSTANCE/KEY. The same key under another instance is a proc of the same name, started by an agent
         // that lost its folder or runs beside us.
@@ -122,8 +122,8 @@ impl SetupPath {
         names.into_iter().any(|name| ["", "bin"].iter().any(|sub| self.real.join(sub).join(&name).is_file()))
     }
 
-    /// Whether lying in it makes a program ours.
-    fn is_telling(&self) -> bool {
+    /// Whether the folder is specific to the proc, so that a program in it is evidence.
+    fn is_specific(&self) -> bool {
         [&self.given, &self.real].iter().all(|folder| {
             let depth = folder.components().filter(|part| matches!(part, Component::Normal(_))).count();
             depth >= 2 && !COMMON_FOLDERS.iter().any(|common| folder.as_path() == Path::new(common))
@@ -179,12 +179,12 @@ impl RunningProgram {
 
     /// Whether its file is in the folder, and the folder is specific to the proc.
     fn lies_in(&self, folder: &SetupPath) -> bool {
-        folder.is_telling() && self.paths().iter().any(|path| folder.holds(path))
+        folder.is_specific() && self.paths().iter().any(|path| folder.holds(path))
     }
 
     /// Whether an interpreter runs a script of the folder, and the folder is specific to the proc.
     fn runs_script_of(&self, folder: &SetupPath) -> bool {
-        folder.is_telling() && self.files(self.scripts()).iter().any(|path| folder.holds(path))
+        folder.is_specific() && self.files(self.scripts()).iter().any(|path| folder.holds(path))
     }
 
     /// Whether it was started from the folder: its file is there, or it works there.
@@ -222,7 +222,7 @@ impl RunningProgram {
         exe.unwrap_or_else(|| self.comm.clone())
     }
 
-    /// Every file that may be the program: its executable, its argv[0], and an interpreter's script.
+    /// Every file that may be the program: its executable, its `argv[0]`, and an interpreter's script.
     fn paths(&self) -> Vec<PathBuf> {
         let called = self.argv.first().map(|first| login_name(first)).filter(|first| first.contains('/'));
         let mut paths = self.files(called.into_iter().chain(self.scripts()));
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_folder_of_its_own_says_whose_a_program_is() {
+    fn a_program_is_identified_by_a_specific_setup_path_only() {
         let rows: &[(&str, &[&str], &str, bool)] = &[
             ("/opt/shop/bin/web", &["./web"], "/opt/shop", true),
             ("/opt/shop2/bin/web", &["./web"], "/opt/shop", false),

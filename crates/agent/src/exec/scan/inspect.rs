@@ -22,7 +22,7 @@ pub(in crate::exec) struct CpuSample {
 pub(in crate::exec) fn inspect(
     context: &ExecContext,
     id: Id,
-    last: &mut Option<CpuSample>,
+    last: &mut Option<Box<CpuSample>>,
 ) -> Option<Instance> {
     let stat = Stat::read(id.pid).filter(|stat| stat.id == id && stat.is_running())?;
     let argv = procfs::argv(id.pid);
@@ -32,7 +32,7 @@ pub(in crate::exec) fn inspect(
     let ticks = stat.user_ticks.saturating_add(stat.system_ticks);
     let cpu_average = per_cent_of_host(context, ticks, elapsed);
 
-    let sample = match last.filter(|last| last.id == id) {
+    let sample = match last.as_deref().copied().filter(|last| last.id == id) {
         Some(last) if now.saturating_sub(last.at_millis) < SHORTEST_SPAN_MILLIS => last,
         Some(last) => {
             let span = now - last.at_millis;
@@ -41,7 +41,7 @@ pub(in crate::exec) fn inspect(
         }
         None => CpuSample { id, at_millis: now, ticks, cpu_now: cpu_average },
     };
-    *last = Some(sample);
+    *last = Some(Box::new(sample));
 
     let memory_bytes = stat.rss_pages.saturating_mul(context.page_bytes);
     let began_wall = context.wall_millis().saturating_sub(elapsed) / 1000;

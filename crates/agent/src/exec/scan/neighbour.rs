@@ -1,11 +1,11 @@
 //! Other agents on the same machine.
 //!
 //! Each agent listens on an abstract Unix socket that bears the name of its instance, for as long as it
-//! lives. Nothing is said there: a connection shows that the agent lives, and `SO_PEERCRED` shows whose it
-//! is. Anybody can bind such a name, so only an agent of root, of our own account or of the account of the
-//! process in question counts. Anybody can also fill the queue of such a socket, whoever listens there: then
-//! the account of the process that holds the socket counts. An agent in another network namespace is not
-//! seen, and neither is one that is being restarted at that moment.
+//! lives. No data is exchanged: a successful connection shows that the agent lives, and `SO_PEERCRED` shows
+//! its account. Anybody can bind such a name, so only an agent of root, of our own account or of the account
+//! of the process in question counts. Anybody can also fill the queue of such a socket, whoever listens
+//! there: then the account of the process that holds the socket counts. An agent in another network namespace
+//! is not seen, and neither is one that is being restarted at that moment.
 
 use crate::exec::procfs;
 use rustix::fd::OwnedFd;
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_is_seen_while_it_lives_by_those_who_believe_it() {
+    fn a_living_agent_is_detected_if_its_account_is_trusted() {
         let instance = format!("test-{}", std::process::id());
         let us = rustix::process::geteuid().as_raw();
         let ours = |uid: u32| uid == us;

@@ -28,7 +28,7 @@ pub(in crate::exec) enum Origin {
 pub(in crate::exec) fn of(pid: u32, mark: &ProcMark, group: &str) -> Origin {
     let claim = procfs::mark_claim(pid);
     let name = claim.as_ref().map(|claim| &*claim.name);
-    match EnvMark::told(name, mark.name()) {
+    match EnvMark::of_value(name, mark.name()) {
         EnvMark::Ours if claim.as_ref().is_some_and(|claim| mark.identifies(pid, claim)) => Origin::Ours,
         EnvMark::AnotherProcs => {
             Origin::AnotherProcs(name.and_then(|name| identify::owner(name, mark.name())))

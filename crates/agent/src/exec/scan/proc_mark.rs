@@ -85,7 +85,7 @@ fn signed(name: &[u8], uid: u32, began: Option<u64>) -> Vec<u8> {
 #[derive(Clone, Debug)]
 pub(in crate::exec) struct ProcMark {
     /// INSTANCE/KEY, as in the environment.
-    name: String,
+    name: Box<str>,
     secret: MarkSecret,
     /// The account of the spec that was last used.
     user: String,
@@ -93,7 +93,7 @@ pub(in crate::exec) struct ProcMark {
 
 impl ProcMark {
     pub(in crate::exec) fn new(name: String, secret: MarkSecret) -> ProcMark {
-        ProcMark { name, secret, user: String::new() }
+        ProcMark { name: name.into_boxed_str(), secret, user: String::new() }
     }
 
     /// From now on the proc's spec names this account.
@@ -117,7 +117,7 @@ impl ProcMark {
         self.secret.proof(&self.name, uid, began)
     }
 
-    /// Whether a run of the proc has started this process, as whatever account.
+    /// Whether a run of the proc has started this process, under any account.
     pub(in crate::exec) fn is_borne_by(&self, pid: u32, claim: &MarkClaim) -> bool {
         let is_old = || {
             procfs::owners(pid).is_some_and(|[real, _]| real == 0 || real == geteuid().as_raw())

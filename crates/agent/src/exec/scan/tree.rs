@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 50;
 /// Number of consecutive rounds without a new process that ends a kill.
 const QUIET_ROUNDS: usize = 2;
-/// For how long those above the agent are taken to be the same, as long as its parent is.
+/// How long the cached ancestors of the agent stay valid if its parent has not changed.
 const STILL_ABOVE: Duration = Duration::from_secs(1);
 
 /// A snapshot of running user-space processes: all of them, or those that may belong to one proc.
@@ -43,12 +43,12 @@ pub(in crate::exec) struct Scan {
 }
 
 impl Scan {
-    /// Every one there is.
+    /// Scans all processes.
     pub(in crate::exec) fn take() -> Scan {
         Scan::without(&HashSet::new())
     }
 
-    /// Every one but these.
+    /// Scans all processes except these.
     pub(in crate::exec) fn without(pids: &HashSet<u32>) -> Scan {
         let stats = procfs::pids().into_iter().filter(|pid| !pids.contains(pid)).filter_map(Stat::read);
         Scan::of(stats, protected())
@@ -161,7 +161,7 @@ impl Scan {
     pub(in crate::exec) fn is_anothers(&self, stat: &Stat, mark: &ProcMark) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let value = asked.entry(stat.id.pid).or_insert_with(|| procfs::mark(stat.id.pid));
-        EnvMark::told(value.as_deref(), mark.name()) == EnvMark::AnotherProcs
+        EnvMark::of_value(value.as_deref(), mark.name()) == EnvMark::AnotherProcs
     }
 
     fn is_marked(&self, pid: u32, mark: &ProcMark) -> bool {
@@ -202,7 +202,7 @@ impl Scan {
         &self,
         leader: Id,
         session: SessionState,
-        known: &HashSet<Id>,
+        known: &[Id],
         mark: &ProcMark,
     ) -> HashSet<Id> {
         let session = match session {
@@ -326,7 +326,7 @@ pub(in crate::exec) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item =
     for id in targets.into_iter().filter(|id| scan.may_be_signalled(*id)) {
         match pidfd::send(id, signal) {
             Ok(()) => tracing::debug!(pid = id.pid, ?signal, "signalled"),
-            // It ended by itself.
+            // It has exited.
             Err(Errno::SRCH) => {}
             Err(error) => tracing::warn!(pid = id.pid, ?signal, %error, "cannot signal a process"),
         }

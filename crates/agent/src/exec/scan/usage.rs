@@ -17,7 +17,7 @@ const AT_ONCE: usize = 64;
 
 /// A snapshot of all user-space processes.
 #[derive(Debug)]
-pub struct Scene {
+pub struct UsageScan {
     taken: BootTime,
     proc: Option<ProcDir>,
     /// By pid.
@@ -33,22 +33,29 @@ pub struct Scene {
 #[derive(Debug, Default)]
 pub struct Meter(Option<Last>);
 
-impl Scene {
+impl UsageScan {
     /// Scans all processes, and yields in between.
-    pub async fn look(context: &ExecContext) -> Scene {
-        let mut scene = Scene::empty(context);
+    pub async fn look(context: &ExecContext) -> UsageScan {
+        let mut scan = UsageScan::empty(context);
         for (index, pid) in procfs::pids().into_iter().enumerate() {
             if index % AT_ONCE == AT_ONCE - 1 {
                 tokio::task::yield_now().await;
             }
-            scene.read(pid);
+            scan.read(pid);
         }
-        scene.sorted()
+        scan.sorted()
     }
 
-    fn empty(context: &ExecContext) -> Scene {
+    fn empty(context: &ExecContext) -> UsageScan {
         let (below, sessions, protected) = (Vec::new(), Vec::new(), Vec::new());
-        Scene { taken: context.now(), proc: ProcDir::open(), lines: Vec::new(), below, sessions, protected }
+        UsageScan {
+            taken: context.now(),
+            proc: ProcDir::open(),
+            lines: Vec::new(),
+            below,
+            sessions,
+            protected,
+        }
     }
 
     fn read(&mut self, pid: u32) {
@@ -56,7 +63,7 @@ impl Scene {
         self.lines.extend(line.filter(|line| line.is_running() && !line.is_kernel_thread()));
     }
 
-    fn sorted(mut self) -> Scene {
+    fn sorted(mut self) -> UsageScan {
         self.lines.sort_unstable_by_key(|line| line.id.pid);
         let indexed = || self.lines.iter().zip(0u32..);
         self.below = indexed().map(|(line, index)| (line.parent, index)).collect();
@@ -118,7 +125,7 @@ impl Scene {
         let main = self.get(id.pid).filter(|line| line.id == id)?;
         let session = match found {
             // The agent made the session for this command.
-            Found::Foreground | Found::Shell => Some(main.session),
+            Found::Foreground | Found::CommandChild | Found::Shell => Some(main.session),
             Found::PidFile | Found::Name => (main.session == id.pid).then_some(id.pid),
         };
         let mut tree = vec![main];
@@ -139,7 +146,7 @@ impl Scene {
 
 /// Usage of the process alone, without a scan: a process that has just started has no tree worth one. With
 /// its start time in seconds since 1970; `None` when it is gone.
-pub fn glance(context: &ExecContext, process: &Process) -> Option<(i64, Usage)> {
+pub fn sample_once(context: &ExecContext, process: &Process) -> Option<(i64, Usage)> {
     let proc = ProcDir::open()?;
     let line = proc.line(process.pid).filter(|line| line.id.start_ticks == process.start_ticks)?;
     let began = process.start_ticks.saturating_mul(1000) / context.ticks_per_second;

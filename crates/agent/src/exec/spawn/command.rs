@@ -2,10 +2,10 @@
 //! its own session, as its user, in its folder, with a clean environment that includes fields of the spec.
 
 use crate::exec::output::command_output::CommandOutput;
-use crate::exec::procfs::{ASIDE, MARK, PROOF, RUN};
+use crate::exec::procfs::{MARK, OTHER_COMMAND, PROOF, RUN};
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::spawn::argv;
-use crate::exec::spawn::fork::{self, ExecTarget, Recipe};
+use crate::exec::spawn::fork::{self, ExecTarget, SpawnRequest};
 use crate::exec::user::Account;
 use crate::exec::watch::children;
 use crate::path_walk::{self, PathTrust};
@@ -88,8 +88,8 @@ impl PreparedCommand {
             return refuse(&format!("{name} would contain a NUL byte"));
         }
         environment.push((MARK, mark.name().to_owned()));
-        if is_aside(command, &spec.control) {
-            environment.push((ASIDE, "1".to_owned()));
+        if is_other_command(command, &spec.control) {
+            environment.push((OTHER_COMMAND, "1".to_owned()));
         }
         let (command, mark) = (command.to_owned(), mark.clone());
         Ok(PreparedCommand { shell, command, environment, mark, folder, account })
@@ -150,7 +150,7 @@ impl PreparedCommand {
         let nothing = nothing().map_err(failed)?;
         let output = file.map(above_standard).transpose().map_err(failed)?;
         let output = output.as_ref().map_or(nothing, |file| file.as_fd());
-        let recipe = Recipe {
+        let request = SpawnRequest {
             programs: self.programs(),
             environment: self.environment(),
             folder: self.folder.fd.as_fd(),
@@ -159,7 +159,7 @@ impl PreparedCommand {
             output,
             group,
         };
-        children::make(|| fork::make(&recipe)).map_err(failed)
+        children::make(|| fork::make(&request)).map_err(failed)
     }
 
     /// The program itself where no shell is needed, then the shell: it runs the other commands, and reports
@@ -275,7 +275,7 @@ fn on_path(name: &str, path: &str) -> Option<PathBuf> {
 
 /// Whether this command is there to end or reload the process, and not to become it: an agent that finds it
 /// still at work after a restart of its own must not take it for the process.
-fn is_aside(command: &str, control: &Control) -> bool {
+fn is_other_command(command: &str, control: &Control) -> bool {
     let Control { start_cmd, restart_cmd, stop_cmd, kill_cmd, reload_cmd, .. } = control;
     let is_one_of = |commands: &[&String]| commands.iter().any(|one| *one == command);
     is_one_of(&[stop_cmd, kill_cmd, reload_cmd]) && !is_one_of(&[start_cmd, restart_cmd])
@@ -315,7 +315,7 @@ fn enter(identity: &Identity) -> Result<(Account, WorkingDir), NotStarted> {
         return Err(unusable("contains a NUL byte"));
     }
     let account = Account::of(user)?;
-    let way = match account.with_its_rights(|| path_walk::walk(Path::new(setup_path))) {
+    let way = match account.with_rights_of(|| path_walk::walk(Path::new(setup_path))) {
         Ok(way) => way,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(unusable("does not exist")),
         Err(error) => return Err(unusable(&format!("cannot be entered by user {user:?}: {error}"))),

@@ -34,7 +34,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Everything that a new process needs.
 #[derive(Debug)]
-pub(in crate::exec) struct Recipe<'a> {
+pub(in crate::exec) struct SpawnRequest<'a> {
     /// The first of these that can be executed.
     pub(in crate::exec) programs: Vec<ExecTarget>,
     pub(in crate::exec) environment: Vec<CString>,
@@ -53,11 +53,11 @@ pub(in crate::exec) struct ExecTarget {
     pub(in crate::exec) arguments: Vec<CString>,
 }
 
-/// The open files that the agent itself was allowed, before it allowed itself more.
+/// RLIMIT_NOFILE as the agent inherited it.
 static FILES_GIVEN: OnceLock<Rlimit> = OnceLock::new();
 /// `clone3` was refused, and will be again.
 static NO_CLONE3: AtomicBool = AtomicBool::new(false);
-/// For one child at a time, from its making until it is the program.
+/// Used by one child at a time, from `clone3` until `execve`.
 static RESOURCES: Mutex<Option<SpawnResources>> = Mutex::new(None);
 
 /// Resources that a child uses until `execve`.
@@ -73,7 +73,7 @@ struct SpawnResources {
     folder: RawFd,
 }
 
-/// A page that parent and child share, also where the child has memory of its own.
+/// A page that parent and child share even if the child has its own memory.
 struct SpawnReport {
     errno: AtomicI32,
 }
@@ -136,29 +136,29 @@ pub(in crate::exec) fn reserve_resources(nothing: BorrowedFd<'_>) -> io::Result<
 }
 
 /// Returns when the program runs, or with the error of the last attempt.
-pub(in crate::exec) fn make(recipe: &Recipe<'_>) -> io::Result<(u32, OwnedFd)> {
-    let child = Child::of(recipe);
+pub(in crate::exec) fn make(request: &SpawnRequest<'_>) -> io::Result<(u32, OwnedFd)> {
+    let child = Child::of(request);
     let mut resources = RESOURCES.lock().unwrap_or_else(PoisonError::into_inner);
-    let resources = SpawnResources::of(&mut resources, recipe.input)?;
-    copy_to(recipe.output, resources.output)?;
-    copy_to(recipe.folder, resources.folder)?;
+    let resources = SpawnResources::of(&mut resources, request.input)?;
+    copy_to(request.output, resources.output)?;
+    copy_to(request.folder, resources.folder)?;
     resources.report.errno.store(0, Ordering::Relaxed);
     // A child that changes its account clears PR_SET_DUMPABLE: the account must not read
     // the agent's memory while they share it. The setting is restored afterwards.
-    let dumpable = recipe.account.is_another().then(dumpable);
+    let dumpable = request.account.is_another().then(dumpable);
     let blocked = block_signals();
     let made = clone(&child, resources);
     restore_signals(&blocked);
     dumpable.into_iter().for_each(set_dumpable);
     // The agent itself does not hold the file and the folder any longer than it must.
-    let _ = copy_to(recipe.input, resources.output);
-    let _ = copy_to(recipe.input, resources.folder);
+    let _ = copy_to(request.input, resources.output);
+    let _ = copy_to(request.input, resources.folder);
     let (pid, pidfd) = made?;
     match resources.report.errno.load(Ordering::Acquire) {
         0 => Ok((pid, pidfd)),
         errno => {
             use rustix::fd::AsFd;
-            // It has ended already, or is about to.
+            // The child has exited already, or is about to.
             let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED);
             Err(io::Error::from_raw_os_error(errno))
         }
@@ -236,13 +236,13 @@ struct CloneArgs {
 }
 
 /// The longest pid, and the NUL after it.
-const PID_ROOM: usize = 11;
+const PID_DIGITS: usize = 11;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 const FLAGS: libc::c_int = libc::CLONE_PIDFD | libc::CLONE_VFORK;
 
 fn clone(child: &Child<'_>, resources: SpawnResources) -> Result<(u32, OwnedFd), Errno> {
     if !NO_CLONE3.load(Ordering::Relaxed) {
-        let group = child.recipe.group;
+        let group = child.request.group;
         match clone3(child, group, resources) {
             Err(Errno::NOSYS | Errno::PERM | Errno::INVAL | Errno::TOOBIG) => {
                 tracing::info!("clone3 is refused; processes enter their cgroups after clone");
@@ -250,7 +250,7 @@ fn clone(child: &Child<'_>, resources: SpawnResources) -> Result<(u32, OwnedFd),
             }
             // Out of processes or memory, with any cgroup.
             Err(error @ (Errno::AGAIN | Errno::NOMEM)) => return Err(error),
-            // The group cannot take it, or is gone. Rather a process without one than none.
+            // The group does not accept the child, or is gone. The process is started without a group.
             Err(error) if group.is_some() => {
                 tracing::warn!(%error, "CLONE_INTO_CGROUP failed; the process is tracked by descent");
                 return clone3(child, None, resources);
@@ -267,7 +267,7 @@ fn clone(child: &Child<'_>, resources: SpawnResources) -> Result<(u32, OwnedFd),
         libc::syscall(libc::SYS_clone, flags, 0, &raw mut pidfd, 0, 0)
     };
     if pid == 0 {
-        child.become_it(Entered::No, resources);
+        child.run_command(Entered::No, resources);
     }
     let failed = || Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::AGAIN);
     made(pid, pidfd).ok_or_else(failed)
@@ -293,12 +293,12 @@ fn clone3(
         }
         None => Entered::No,
     };
-    let pid = call_clone3(&mut args, &Begin { child, entered, resources });
+    let pid = call_clone3(&mut args, &ChildEntry { child, entered, resources });
     made(pid, pidfd).ok_or_else(|| Errno::from_raw_os_error(i32::try_from(-pid).unwrap_or(libc::EAGAIN)))
 }
 
 /// Arguments of the child's entry function.
-struct Begin<'a> {
+struct ChildEntry<'a> {
     child: &'a Child<'a>,
     entered: Entered,
     resources: SpawnResources,
@@ -307,18 +307,18 @@ struct Begin<'a> {
 /// Makes the child, which never returns from here, and answers as the kernel does: its pid, or an error below
 /// 0.
 #[cfg(target_arch = "x86_64")]
-fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
-    extern "C" fn begins(begin: &Begin<'_>) -> ! {
-        begin.child.become_it(begin.entered, begin.resources)
+fn call_clone3(args: &mut CloneArgs, entry: &ChildEntry<'_>) -> libc::c_long {
+    extern "C" fn enter_child(entry: &ChildEntry<'_>) -> ! {
+        entry.child.run_command(entry.entered, entry.resources)
     }
     args.flags |= u64::from(libc::CLONE_VM.unsigned_abs());
-    args.stack = (begin.resources.stack_end - STACK) as u64;
+    args.stack = (entry.resources.stack_end - STACK) as u64;
     args.stack_size = STACK as u64;
     let answer: libc::c_long;
     // SAFETY: the kernel reads `size` bytes of `args`, and writes the pidfd, which outlives the call. The
     // parent continues after the block as after any system call. The child continues on a stack that one
     // child at a time uses, whose end is aligned for a call, and calls a function that does not return.
-    // `begin` and its references stay valid, because this thread is suspended until the child has called
+    // `entry` and its references stay valid, because this thread is suspended until the child has called
     // `execve` or has ended (`CLONE_VFORK`). For the same reason the child may use thread-local data such as
     // `errno`.
     unsafe {
@@ -334,8 +334,8 @@ fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
             inlateout("rax") libc::SYS_clone3 => answer,
             in("rdi") &raw const *args,
             in("rsi") size_of::<CloneArgs>(),
-            in("r12") begin,
-            in("r13") begins as extern "C" fn(&Begin<'_>) -> !,
+            in("r12") entry,
+            in("r13") enter_child as extern "C" fn(&ChildEntry<'_>) -> !,
             lateout("rcx") _,
             lateout("r11") _,
         );
@@ -343,14 +343,14 @@ fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
     answer
 }
 
-/// As above, with a copy of the memory.
+/// For architectures without the assembly: the child gets a copy of the memory.
 #[cfg(not(target_arch = "x86_64"))]
-fn call_clone3(args: &mut CloneArgs, begin: &Begin<'_>) -> libc::c_long {
+fn call_clone3(args: &mut CloneArgs, entry: &ChildEntry<'_>) -> libc::c_long {
     // SAFETY: the kernel reads `size` bytes of `args`, and writes the pidfd, which outlives the call. Without
     // CLONE_VM the child has its own memory and stack, so both continue here as after a fork.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const *args, size_of::<CloneArgs>()) };
     match pid {
-        0 => begin.child.become_it(begin.entered, begin.resources),
+        0 => entry.child.run_command(entry.entered, entry.resources),
         -1 => -libc::c_long::from(last_errno().raw_os_error()),
         pid => pid,
     }
@@ -362,8 +362,8 @@ fn made(pid: libc::c_long, pidfd: libc::c_int) -> Option<(u32, OwnedFd)> {
     Some((pid, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
-/// Until the child has put the agent's handlers away, no signal may reach it: they would write into the
-/// agent's own pipes.
+/// Blocks signals until the child has reset the agent's handlers, which would write into the agent's own
+/// pipes.
 fn block_signals() -> libc::sigset_t {
     // SAFETY: both sets are ours, and the first call initialises the one that the second reads.
     unsafe {
@@ -381,37 +381,37 @@ fn restore_signals(before: &libc::sigset_t) {
 
 /// The child's data in the form that system calls take.
 struct Child<'a> {
-    recipe: &'a Recipe<'a>,
+    request: &'a SpawnRequest<'a>,
     /// For each program its arguments, ended by a null.
     arguments: Vec<Vec<*const libc::c_char>>,
     environment: Vec<*const libc::c_char>,
-    /// The last of its environment. Its pid is not known before it is there, and written into this then.
+    /// The last environment variable. The child writes its own pid into it.
     command: Vec<AtomicU8>,
     files: Option<Rlimit>,
     spared: bool,
 }
 
 impl<'a> Child<'a> {
-    fn of(recipe: &'a Recipe<'a>) -> Child<'a> {
+    fn of(request: &'a SpawnRequest<'a>) -> Child<'a> {
         let pointers = |strings: &[CString]| {
             strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
         };
         let command: Vec<AtomicU8> =
-            [COMMAND.as_bytes(), b"=", &[0; PID_ROOM]].concat().into_iter().map(AtomicU8::new).collect();
-        let mut environment = pointers(&recipe.environment);
-        environment.insert(recipe.environment.len(), command.as_ptr().cast());
+            [COMMAND.as_bytes(), b"=", &[0; PID_DIGITS]].concat().into_iter().map(AtomicU8::new).collect();
+        let mut environment = pointers(&request.environment);
+        environment.insert(request.environment.len(), command.as_ptr().cast());
         Child {
-            arguments: recipe.programs.iter().map(|program| pointers(&program.arguments)).collect(),
+            arguments: request.programs.iter().map(|program| pointers(&program.arguments)).collect(),
             environment,
             command,
             files: FILES_GIVEN.get().copied(),
             spared: is_spared(),
-            recipe,
+            request,
         }
     }
 
-    fn become_it(&self, entered: Entered, resources: SpawnResources) -> ! {
-        self.say_which_it_is();
+    fn run_command(&self, entered: Entered, resources: SpawnResources) -> ! {
+        self.write_own_pid();
         let error = self.prepare(entered, resources).err().unwrap_or_else(|| self.execute());
         resources.report.errno.store(error.raw_os_error(), Ordering::Release);
         // SAFETY: it ends this process, the child, without running anything of the agent's.
@@ -420,7 +420,7 @@ impl<'a> Child<'a> {
 
     /// Writes the child's pid into its environment. Descendants inherit the value and have another pid, so an
     /// agent that did not see the start can tell them apart.
-    fn say_which_it_is(&self) {
+    fn write_own_pid(&self) {
         let mut rest = std::process::id();
         let digits = rest.checked_ilog10().map_or(1, |log| log + 1) as usize;
         let value = COMMAND.len() + 1;
@@ -431,17 +431,17 @@ impl<'a> Child<'a> {
     }
 
     fn prepare(&self, entered: Entered, resources: SpawnResources) -> Result<(), Errno> {
-        let (recipe, output) = (self.recipe, resources.output);
+        let (request, output) = (self.request, resources.output);
         reset_signals();
-        if let (Some(group), Entered::No) = (recipe.group, entered) {
+        if let (Some(group), Entered::No) = (request.group, entered) {
             // If the kernel refuses, the process runs outside and is found by its descent and environment.
             let _ = enter(group);
         }
-        let input = recipe.input.as_raw_fd();
+        let input = request.input.as_raw_fd();
         share_no_files(input.max(output).max(resources.folder))?;
         rustix::process::setsid()?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
-        // Three that are above the three, so that none is written over before it has been copied.
+        // All source descriptors are above 2, so none is overwritten before it is copied.
         for (from, to) in [(input, 0), (output, 1), (output, 2)] {
             // SAFETY: plain numbers; a descriptor that this closes belongs to the child's own table.
             if unsafe { libc::dup2(from, to) } < 0 {
@@ -457,7 +457,7 @@ impl<'a> Child<'a> {
         if let Some(files) = &self.files {
             setrlimit(Resource::Nofile, *files)?;
         }
-        recipe.account.become_it()?;
+        request.account.become_account()?;
         // Only now, so that the folder's permissions are those for this user.
         // SAFETY: a plain number.
         match unsafe { libc::fchdir(resources.folder) } {
@@ -475,7 +475,7 @@ impl<'a> Child<'a> {
             libc::sigemptyset(&raw mut none);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
             let mut error = Errno::NOENT;
-            for (program, arguments) in self.recipe.programs.iter().zip(&self.arguments) {
+            for (program, arguments) in self.request.programs.iter().zip(&self.arguments) {
                 libc::execve(program.file.as_ptr(), arguments.as_ptr(), self.environment.as_ptr());
                 error = last_errno();
             }
@@ -504,7 +504,7 @@ fn enter(group: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::io::write(&procs, b"0").map(drop)
 }
 
-/// From here on the child has a table of open files of its own, which ends with this one.
+/// Gives the child its own table of open files, up to this descriptor.
 fn share_no_files(last: RawFd) -> Result<(), Errno> {
     let above = last.unsigned_abs() + 1;
     // SAFETY: plain numbers; CLOSE_RANGE_UNSHARE gives the child its own table first.

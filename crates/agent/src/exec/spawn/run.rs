@@ -9,7 +9,7 @@ use crate::exec::spawn::command::{NotStarted, PreparedCommand};
 use crate::exec::watch::exits::ExitSubscription;
 use crate::exec::watch::pidfd;
 use procfleet_core::BootTime;
-use procfleet_core::process::{Exit, Found, Process};
+use procfleet_core::process::{Exit, Process};
 use procfleet_core::supervise::CommandEnd;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::collections::HashSet;
@@ -25,7 +25,7 @@ pub(in crate::exec) struct Run {
     began: BootTime,
     output: Option<PathBuf>,
     pub(in crate::exec) shell: RunShell,
-    /// While it is there, the ending will be taken.
+    /// `Some` while the exit of the shell is awaited.
     pub(in crate::exec) waiting: Option<ExitSubscription>,
     /// The process that it was started for, once it was seen.
     main: Option<Id>,
@@ -35,7 +35,7 @@ pub(in crate::exec) struct Run {
     /// The command itself was seen to be a program of the proc's name.
     pub(in crate::exec) is_program: bool,
     /// Members at the last scan. They stay members even if they leave the session and their parents.
-    known: HashSet<Id>,
+    known: Vec<Id>,
 }
 
 impl Run {
@@ -48,16 +48,16 @@ impl Run {
         group: Option<BorrowedFd<'_>>,
     ) -> Result<(Run, OwnedFd, AfterShell), NotStarted> {
         let command = launch.command().to_owned();
-        let (path, said) = match &output {
-            CommandOutput::Own { path, .. } => (Some(path.clone()), Said::File(path.clone())),
-            CommandOutput::Log { live, from, .. } => (None, Said::Log(live.clone(), *from)),
-            CommandOutput::Nowhere => (None, Said::Nothing),
+        let (path, source) = match &output {
+            CommandOutput::Own { path, .. } => (Some(path.clone()), OutputSource::File(path.clone())),
+            CommandOutput::Log { live, from, .. } => (None, OutputSource::Log(live.clone(), *from)),
+            CommandOutput::Nowhere => (None, OutputSource::Nothing),
         };
         let (pid, pidfd) = launch.beginning_at(began).start(output, group)?;
         // Until it is reaped the pid is the child's own, so this cannot be another process's.
         let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
         let shell = RunShell::default();
-        let ending = AfterShell { leader, said, shell: shell.clone() };
+        let ending = AfterShell { leader, output: source, shell: shell.clone() };
         let run = Run {
             leader,
             command,
@@ -69,7 +69,7 @@ impl Run {
             session: SessionState::Open,
             group: None,
             is_program: false,
-            known: HashSet::new(),
+            known: Vec::new(),
         };
         Ok((run, pidfd, ending))
     }
@@ -101,11 +101,9 @@ impl Run {
         process
     }
 
-    /// The process that the command was started for.
+    /// The process that the command was started for. A command that outlives it is a leftover of the proc.
     pub(in crate::exec) fn saw_main(&mut self, process: Process) {
-        if matches!(process.found, Found::Foreground | Found::Shell) {
-            self.main = Some(Id { pid: process.pid, start_ticks: process.start_ticks });
-        }
+        self.main = Some(Id { pid: process.pid, start_ticks: process.start_ticks });
     }
 
     /// Whether it was started for one of these, or is one itself.
@@ -114,11 +112,11 @@ impl Run {
     }
 
     /// Whether the shell of the command runs, and the process that it was started for.
-    pub(in crate::exec) fn goes_on(&self, scan: &Scan) -> bool {
+    pub(in crate::exec) fn is_alive(&self, scan: &Scan) -> bool {
         scan.is_running(self.leader) && self.main.is_none_or(|main| scan.is_running(main))
     }
 
-    /// As [`Run::goes_on`], by a look of its own.
+    /// As [`Run::is_alive`], with its own scan.
     pub(in crate::exec) fn is_at_work(&self) -> bool {
         let runs = |id: Id| Stat::read(id.pid).is_some_and(|stat| stat.id == id && stat.is_running());
         !self.has_ended() && runs(self.leader) && self.main.is_none_or(runs)
@@ -130,13 +128,16 @@ impl Run {
         if members.is_empty() && self.has_ended() {
             self.session = SessionState::Over;
         }
-        self.known.clone_from(&members);
+        // Most runs have one member, for which a set takes five times the memory.
+        self.known.clear();
+        self.known.reserve_exact(members.len());
+        self.known.extend(&members);
+        self.known.shrink_to_fit();
         members
     }
 }
 
-/// The shell of a run, as far as its end goes. Its exit status can be had only once, and more than one may
-/// want it.
+/// The exit of a run's shell, shared by all that need it: the status can be read only once.
 #[derive(Clone, Debug, Default)]
 pub(in crate::exec) struct RunShell(Arc<Mutex<RunLife>>);
 
@@ -153,7 +154,7 @@ impl RunShell {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How it ended, if it has.
+    /// The exit of the shell. `None` while it runs.
     pub(in crate::exec) fn exit(&self) -> Option<Exit> {
         self.lock().exit
     }
@@ -174,7 +175,7 @@ impl RunShell {
     }
 
     /// The exit of the watched process was reported.
-    pub(in crate::exec) fn is_told(&self) {
+    pub(in crate::exec) fn set_reported(&self) {
         self.lock().watched = None;
     }
 }
@@ -183,13 +184,13 @@ impl RunShell {
 #[derive(Debug)]
 pub(in crate::exec) struct AfterShell {
     leader: Id,
-    said: Said,
+    output: OutputSource,
     shell: RunShell,
 }
 
-/// Where its output is.
+/// The file or log that holds the output.
 #[derive(Debug)]
-enum Said {
+enum OutputSource {
     File(PathBuf),
     Log(Arc<LiveLog>, u64),
     Nothing,
@@ -200,10 +201,10 @@ impl AfterShell {
     pub(in crate::exec) async fn take(self, pidfd: OwnedFd) -> CommandEnd {
         let exit = pidfd::exit(&pidfd, self.leader).await;
         self.shell.lock().exit = Some(exit);
-        let output = match self.said {
-            Said::File(path) => command_output::tail(&path),
-            Said::Log(live, from) => live.tail(from),
-            Said::Nothing => String::new(),
+        let output = match self.output {
+            OutputSource::File(path) => command_output::tail(&path),
+            OutputSource::Log(live, from) => live.tail(from),
+            OutputSource::Nothing => String::new(),
         };
         CommandEnd::Exited { exit, output }
     }

@@ -47,7 +47,7 @@ enum Wait {
     Running {
         pidfd: OwnedFd,
         then: Then,
-        /// Where epoll cannot take the pidfd.
+        /// Polls the process if epoll does not accept the pidfd.
         polling: Option<OwnedTask>,
     },
     /// The callback runs; its task removes this entry.
@@ -74,7 +74,7 @@ impl Drop for OwnedTask {
     }
 }
 
-/// Dropping it ends the waiting; a callback that runs already goes on.
+/// Dropping it cancels the wait; a callback that already runs is not aborted.
 #[derive(Debug)]
 pub(in crate::exec) struct ExitSubscription {
     exits: Arc<Exits>,
@@ -112,8 +112,8 @@ impl Exits {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does `then`, as a task of its own, when the process behind the pidfd is gone. It may be dead and not
-    /// yet reaped then.
+    /// Runs `then` in a new task when the process behind the pidfd has exited. The process may not be reaped
+    /// yet.
     pub(in crate::exec) fn when_gone<F>(
         self: &Arc<Exits>,
         pidfd: OwnedFd,
@@ -154,10 +154,10 @@ impl Exits {
             // Weak: the listener must not keep `Exits` alive.
             let exits = Arc::downgrade(self);
             inner.listener = Some(OwnedTask::spawn(async move {
-                while let Ok(mut heard) = listening.readable().await {
+                while let Ok(mut ready) = listening.readable().await {
                     let Some(exits) = exits.upgrade() else { return };
-                    if exits.heard(listening.get_ref()) < AT_ONCE {
-                        heard.clear_ready();
+                    if exits.handle_exits(listening.get_ref()) < AT_ONCE {
+                        ready.clear_ready();
                     }
                 }
             }));
@@ -166,7 +166,7 @@ impl Exits {
     }
 
     /// Starts the callbacks of exited processes, and returns how many there were.
-    fn heard(self: &Arc<Exits>, set: &OwnedFd) -> usize {
+    fn handle_exits(self: &Arc<Exits>, set: &OwnedFd) -> usize {
         let mut events: Vec<Event> = Vec::with_capacity(AT_ONCE);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         match epoll::wait(set, rustix::buffer::spare_capacity(&mut events), Some(&at_once)) {

@@ -25,21 +25,21 @@ const LOG: &str = "/dev/kmsg";
 const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Larger than any record.
 const RECORD: usize = 16 * 1024;
-/// A log that is written faster than it is read does not hold anybody up for ever.
+/// Maximum number of records in one read, so that a log that grows faster than it is read blocks no caller.
 const MOST_RECORDS: usize = 20_000;
 /// Maximum number and age of remembered OOM kills.
 const MOST_KILLED: usize = 1_000;
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-static OOM: Mutex<Oom> = Mutex::new(Oom { way: Way::Unopened, killed: VecDeque::new() });
+static OOM: Mutex<Oom> = Mutex::new(Oom { source: OomSource::Unopened, killed: VecDeque::new() });
 
 struct Oom {
-    way: Way,
-    /// By the log, and not yet asked about.
+    source: OomSource,
+    /// Kills from the log that were not attributed to an exit yet.
     killed: VecDeque<(Instant, u32)>,
 }
 
-enum Way {
+enum OomSource {
     Unopened,
     Log(OwnedFd),
     Counters(OomCounters),
@@ -52,21 +52,21 @@ fn lock() -> MutexGuard<'static, Oom> {
 /// Opens the log and skips its present content.
 pub(in crate::exec) fn listen() {
     let mut oom = lock();
-    if !matches!(oom.way, Way::Unopened) {
+    if !matches!(oom.source, OomSource::Unopened) {
         return;
     }
-    oom.way = match open_log() {
-        Ok(log) => Way::Log(log),
+    oom.source = match open_log() {
+        Ok(log) => OomSource::Log(log),
         Err(reason) => {
             tracing::info!(%reason, "cannot read /dev/kmsg; OOM kills are detected by cgroup counters only");
-            Way::Counters(OomCounters::default())
+            OomSource::Counters(OomCounters::default())
         }
     };
 }
 
 /// Records the OOM counter of a process, to compare it at its exit.
 pub(in crate::exec) fn watch(id: Id) {
-    if let Way::Counters(counters) = &mut lock().way {
+    if let OomSource::Counters(counters) = &mut lock().source {
         counters.watch(id);
     }
 }
@@ -75,12 +75,12 @@ pub(in crate::exec) fn watch(id: Id) {
 pub(in crate::exec) fn judge(id: Id, exit: Exit) -> Exit {
     let mut oom = lock();
     let by_kill = exit == Exit::Signal(Signal::KILL.as_raw());
-    let killed = match &mut oom.way {
-        Way::Unopened => false,
-        Way::Counters(counters) => counters.ended(id, by_kill),
-        Way::Log(_) if !by_kill => false,
-        Way::Log(_) => {
-            oom.hear();
+    let killed = match &mut oom.source {
+        OomSource::Unopened => false,
+        OomSource::Counters(counters) => counters.ended(id, by_kill),
+        OomSource::Log(_) if !by_kill => false,
+        OomSource::Log(_) => {
+            oom.read_log();
             let index = oom.killed.iter().position(|(_, pid)| *pid == id.pid);
             index.and_then(|index| oom.killed.remove(index)).is_some()
         }
@@ -89,12 +89,12 @@ pub(in crate::exec) fn judge(id: Id, exit: Exit) -> Exit {
 }
 
 /// Reads the new records of the log, so that few are left when an exit must be judged. Call it periodically.
-pub(in crate::exec) fn keep_up() {
+pub(in crate::exec) fn update() {
     let mut oom = lock();
-    match &mut oom.way {
-        Way::Unopened => {}
-        Way::Log(_) => oom.hear(),
-        Way::Counters(counters) => counters.keep_up(),
+    match &mut oom.source {
+        OomSource::Unopened => {}
+        OomSource::Log(_) => oom.read_log(),
+        OomSource::Counters(counters) => counters.update(),
     }
 }
 
@@ -110,8 +110,8 @@ fn open_log() -> Result<OwnedFd, String> {
 }
 
 impl Oom {
-    fn hear(&mut self) {
-        let Way::Log(log) = &self.way else { return };
+    fn read_log(&mut self) {
+        let OomSource::Log(log) = &self.source else { return };
         let now = Instant::now();
         let mut record = [0; RECORD];
         for _ in 0..MOST_RECORDS {
@@ -122,7 +122,7 @@ impl Oom {
                 }
                 // The oldest were overwritten before they were read; or a signal came.
                 Err(Errno::PIPE | Errno::INTR) => {}
-                // That was all.
+                // No record is left.
                 Err(_) => break,
             }
         }
@@ -149,15 +149,15 @@ fn killed_pid(record: &[u8]) -> Option<u32> {
         // A program's name may contain anything, but the text after it is the kernel's.
         return text.rsplit_once(",pid=").and_then(|(_, pid)| digits(pid));
     }
-    let (why, whom) = text.split_once(": Killed process ")?;
+    let (why, victim) = text.split_once(": Killed process ")?;
     let lower = why.to_ascii_lowercase();
-    lower.contains("out of memory").then(|| digits(whom)).flatten()
+    lower.contains("out of memory").then(|| digits(victim)).flatten()
 }
 
-/// The second way: how many kills each cgroup has had.
+/// The fallback: the number of OOM kills of each cgroup.
 #[derive(Debug, Default)]
 struct OomCounters {
-    /// Where the watched are counted. It cannot be asked of the dead.
+    /// The counter file of each watched process. It cannot be found after the exit.
     files: HashMap<Id, PathBuf>,
     /// The counter of each file, as far as its kills are attributed.
     known: HashMap<PathBuf, u64>,
@@ -190,7 +190,7 @@ impl OomCounters {
 
     /// Attributes unexplained kills to processes that are not watched: the exits of watched ones are checked
     /// at once.
-    fn keep_up(&mut self) {
+    fn update(&mut self) {
         self.known.retain(|file, _| self.files.values().any(|used| used == file));
         for (file, known) in &mut self.known {
             *known = read_count(file).unwrap_or(*known);
@@ -198,7 +198,7 @@ impl OomCounters {
     }
 }
 
-/// Where the kills of a process's memory cgroup may be counted, by its `/proc/PID/cgroup`.
+/// The files that may count the kills of a process's memory cgroup, by its `/proc/PID/cgroup`.
 fn counter_files(groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -250,7 +250,7 @@ mod tests {
 
     /// Recorded from kernels 5.10 and 6.18, and similar records that are not OOM kills.
     #[test]
-    fn the_log_tells_whom_the_kernel_killed() {
+    fn the_kernel_log_names_the_killed_process() {
         for (record, expected) in [
             (
                 "6,1202,85412345678,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/eat,task_memcg=/eat,task=tail,pid=14302,uid=0\n",
@@ -324,9 +324,9 @@ mod tests {
         assert!(!counters.ended(id(5), true), "nobody knows it");
         counters.watch_in(id(6), file.clone());
         count(7);
-        counters.keep_up();
+        counters.update();
         assert!(!counters.ended(id(6), true), "that was long ago, and another");
-        counters.keep_up();
+        counters.update();
         assert!(counters.known.is_empty() && counters.files.is_empty());
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The file system of pidfds that have inodes of their own.
+/// The file system magic of kernels on which each process has its own pidfd inode.
 const PID_FS_MAGIC: rustix::fs::FsWord = 0x5049_4446;
 
 /// Interval of polling for a process that cannot be watched.
@@ -49,11 +49,11 @@ pub(in crate::exec) fn open_confirmed(process: &Process) -> Result<OwnedFd, Errn
 }
 
 /// The number that the kernel gives a process for as long as the host runs: the inode of its pidfds. Older
-/// kernels have one inode for all of them, and where numbers are short they may come round.
+/// kernels have one inode for all pidfds, and on 32-bit systems numbers may wrap around.
 pub(in crate::exec) fn serial(pidfd: &OwnedFd) -> Option<NonZeroU64> {
     let of_its_own = rustix::fs::fstatfs(pidfd).is_ok_and(|system| system.f_type == PID_FS_MAGIC);
-    let told = (of_its_own && size_of::<usize>() == 8).then(|| rustix::fs::fstat(pidfd).ok()).flatten();
-    told.and_then(|stat| NonZeroU64::new(stat.st_ino))
+    let stat = (of_its_own && size_of::<usize>() == 8).then(|| rustix::fs::fstat(pidfd).ok()).flatten();
+    stat.and_then(|stat| NonZeroU64::new(stat.st_ino))
 }
 
 /// Sends the signal to exactly this process. `SRCH` when it is gone.
@@ -177,7 +177,7 @@ fn exit_of_reaped(pidfd: &OwnedFd) -> Result<Option<Exit>, Errno> {
     Ok(Some(exit_from_status(info.exit_code)))
 }
 
-/// The kernel has written the process's memory down.
+/// The kernel wrote a core dump.
 const DUMPED: i32 = 0x80;
 
 fn exit_from_status(status: i32) -> Exit {

@@ -1,8 +1,8 @@
-//! A start command of the agent's last life is still at work.
+//! A start command of the previous agent process still runs.
 //!
-//! Its op has been told that it was interrupted. The command is not taken for the process, and nothing is
-//! started beside it: the process that it brings is looked for until the command has ended and the time for a
-//! check has passed.
+//! Its op was answered as interrupted. The command is not taken for the process, and nothing is started
+//! beside it: the process that it brings is looked for until the command has ended and the time for a check
+//! has passed.
 
 use super::leaving::Remains;
 use super::{Machine, State, busy};
@@ -10,9 +10,9 @@ use crate::boot_time::BootTime;
 use crate::process::{Found, Process, Sighting};
 use crate::spec::{Detached, Spec};
 use crate::supervise::job::{Awaiting, LONGEST_PAUSE, LOOK_EVERY, Purpose, Stage};
-use crate::supervise::policy::Fall;
+use crate::supervise::policy::DownCause;
 use crate::supervise::{
-    Effect, EffectAnswer, Event, Hosting, Input, LookScope, ProcNews, Signal, Step, Write, messages,
+    Effect, EffectAnswer, Event, Hosting, Input, LookScope, ProcNotice, Signal, Step, Write, messages,
 };
 use std::sync::Arc;
 
@@ -68,8 +68,8 @@ impl Machine {
                         if now >= gone + spec.policy.launch_check() {
                             let why = absence.cause.to_string();
                             // Processes of the launch that were not recognised must not stay unknown.
-                            out.effects.extend(self.unsure.take().map(Effect::ClearSince));
-                            return self.rest(now, Fall::NotStarted, &why, out);
+                            out.effects.extend(self.interrupted_launch.take().map(Effect::ClearSince));
+                            return self.rest(now, DownCause::NotStarted, &why, out);
                         }
                     }
                     // Its exit would have been reported.
@@ -84,11 +84,11 @@ impl Machine {
                     }
                 }
             }
-            Input::News(ProcNews::Exited { process, .. }) if awaiting.command.is(&process) => {
+            Input::Notice(ProcNotice::Exited { process, .. }) if awaiting.command.is(&process) => {
                 awaiting.gone = awaiting.gone.or(Some(now));
                 (awaiting.next_look, awaiting.pause) = (now, LOOK_EVERY);
             }
-            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::Notice(_) => {}
         }
         if awaiting.looking.is_none() && now >= awaiting.next_look {
             awaiting.looking = Some(self.look(LookScope::Recovery { last: self.dead }, &spec, out));
@@ -116,7 +116,7 @@ impl Machine {
 
     /// The process is there.
     fn came(&mut self, now: BootTime, process: Process, out: &mut Step) -> State {
-        self.unsure = None;
+        self.interrupted_launch = None;
         self.streak.last_start = Some(now);
         out.effects.push(Effect::Watch(process));
         out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
@@ -129,12 +129,12 @@ impl Machine {
         if self.hosting == Hosting::Hosted {
             out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
         }
-        self.rest(now, Fall::NotStarted, &message, out)
+        self.rest(now, DownCause::NotStarted, &message, out)
     }
 
     fn end_cut_off(&mut self, spec: &Spec, command: Process, out: &mut Step) {
         let detached = spec.policy.detached;
         out.effects.push(Effect::Signal { process: command, signal: Signal::Kill, detached });
-        out.effects.extend(self.unsure.take().map(Effect::ClearSince));
+        out.effects.extend(self.interrupted_launch.take().map(Effect::ClearSince));
     }
 }

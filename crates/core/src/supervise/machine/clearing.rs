@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long killed processes may take to disappear.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Machine {
     /// Ends a launch whose processes were not signalled yet.
@@ -32,14 +32,14 @@ impl Machine {
         match purpose {
             Purpose::Op { kind: OpKind::Stop, .. } => {
                 out.effects.push(Effect::TermRun(run));
-                let measure = Measure::Told { until: now + spec.policy.stop_check };
+                let measure = Measure::SentTerm { until: now + spec.policy.stop_check };
                 let clearing = Clearing { run, looking: None, next_look: now, measure, failure: None };
                 self.clearing(now, purpose, spec, clearing, Input::Tick, out)
             }
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
             | Purpose::Limit { .. }
-            | Purpose::Turn
+            | Purpose::ScheduledRun
             | Purpose::Recover { .. }
             | Purpose::Aftermath => self.clear_by_force(now, purpose, spec, run, out),
         }
@@ -53,7 +53,7 @@ impl Machine {
         run: RunId,
         out: &mut Step,
     ) -> State {
-        let measure = Measure::Killed { until: now + PATIENCE };
+        let measure = Measure::Killed { until: now + SWEEP_TIMEOUT };
         let clearing = Clearing { run, looking: None, next_look: now, measure, failure: None };
         self.clearing(now, purpose, spec, clearing, Input::Tick, out)
     }
@@ -70,7 +70,7 @@ impl Machine {
     ) -> State {
         // A command that timed out has been killed with all its descendants.
         let measure = match command.timed_out {
-            true => Measure::Killed { until: now + PATIENCE },
+            true => Measure::Killed { until: now + SWEEP_TIMEOUT },
             false => Measure::None,
         };
         let (run, failure) = (command.run, Some(failure));
@@ -107,6 +107,7 @@ impl Machine {
                         return self.leave_nothing(now, purpose, spec, remains, out);
                     }
                     Sighting::Running(process) => {
+                        let process = process.child_as_foreground();
                         clearing.looking = None;
                         clearing.next_look = now + LOOK_EVERY;
                         clearing.failure.iter_mut().for_each(|failure| {
@@ -122,26 +123,26 @@ impl Machine {
                                 let left = Some(process.counted());
                                 return self.launch_over(now, purpose, clearing.run, failure, left, out);
                             }
-                            // It is not the launch's, or it cannot be killed: then it is a process like any
-                            // other.
+                            // The process does not belong to the launch, or cannot be killed. It is treated
+                            // like any other process.
                             Measure::Killed { until } if now >= until => {
                                 out.effects.push(Effect::Watch(process));
                                 return self.end(now, purpose, spec, process, None, out);
                             }
-                            Measure::Told { until } if now >= until => {
-                                clearing.measure = Measure::Killed { until: now + PATIENCE };
+                            Measure::SentTerm { until } if now >= until => {
+                                clearing.measure = Measure::Killed { until: now + SWEEP_TIMEOUT };
                                 clearing.next_look = now;
                             }
                             Measure::None => {
                                 out.effects.push(Effect::TermRun(clearing.run));
-                                clearing.measure = Measure::Told { until: now + spec.policy.stop_check };
+                                clearing.measure = Measure::SentTerm { until: now + spec.policy.stop_check };
                             }
-                            Measure::Told { .. } | Measure::Killed { .. } => {}
+                            Measure::SentTerm { .. } | Measure::Killed { .. } => {}
                         }
                     }
                 }
             }
-            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::Notice(_) => {}
         }
         if clearing.looking.is_none() && now >= clearing.next_look {
             if let Measure::Killed { .. } = clearing.measure {

@@ -7,14 +7,14 @@ use crate::op::OpKind;
 use crate::process::{Found, Process};
 use crate::spec::{Kind, Spec};
 use crate::supervise::job::{EndPhase, Ending, Overdue, Purpose, Stage};
-use crate::supervise::policy::Fall;
+use crate::supervise::policy::DownCause;
 use crate::supervise::record::Rest;
-use crate::supervise::{CommandEnd, Effect, EffectAnswer, Input, ProcNews, Signal, Step, messages};
+use crate::supervise::{CommandEnd, Effect, EffectAnswer, Input, ProcNotice, Signal, Step, messages};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a killed process may take to disappear: the kernel has to free its memory.
-pub(super) const LAST_BREATH: Duration = Duration::from_secs(5);
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The command that ends the process, with the name of its field. Empty: the process gets a signal.
 fn end_command<'a>(purpose: &Purpose, spec: &'a Spec) -> (&'static str, &'a str) {
@@ -23,7 +23,7 @@ fn end_command<'a>(purpose: &Purpose, spec: &'a Spec) -> (&'static str, &'a str)
         Purpose::Op { .. }
         | Purpose::Upkeep { .. }
         | Purpose::Limit { .. }
-        | Purpose::Turn
+        | Purpose::ScheduledRun
         | Purpose::Recover { .. }
         | Purpose::Aftermath => ("stop_cmd", &spec.control.stop_cmd),
     }
@@ -61,13 +61,14 @@ fn escalates(purpose: &Purpose, spec: &Spec) -> bool {
         Purpose::Op { kind: OpKind::Kill, .. } => false,
         Purpose::Op { .. }
         | Purpose::Upkeep { .. }
-        | Purpose::Turn
+        | Purpose::ScheduledRun
         | Purpose::Recover { .. }
         | Purpose::Aftermath => spec.policy.kill_after.is_some(),
     }
 }
 
 impl Machine {
+    /// Ends the process, with the command of the spec or a signal.
     pub(super) fn end(
         &mut self,
         now: BootTime,
@@ -90,10 +91,18 @@ impl Machine {
         busy(
             purpose,
             spec,
-            Stage::Ending(Ending { process, phase, gone: false, told: false, note: String::new(), launch }),
+            Stage::Ending(Ending {
+                process,
+                phase,
+                gone: false,
+                signalled: false,
+                note: String::new(),
+                launch,
+            }),
         )
     }
 
+    /// An input while the process is being ended. [`Machine::leave`] follows when the process is gone.
     pub(super) fn ending(
         &mut self,
         now: BootTime,
@@ -104,7 +113,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match (&mut ending.phase, input) {
-            (_, Input::News(ProcNews::Exited { process, .. })) if ending.process.is(&process) => {
+            (_, Input::Notice(ProcNotice::Exited { process, .. })) if ending.process.is(&process) => {
                 ending.gone = true
             }
             (EndPhase::Command(command), Input::Answer(EffectAnswer::CommandEnded { run, end }))
@@ -112,7 +121,7 @@ impl Machine {
             {
                 let field = command.field;
                 match end {
-                    // Then the gentle signal must do.
+                    // The process gets the stop signal instead.
                     CommandEnd::NotStarted { .. }
                         if !ending.gone && matches!(purpose, Purpose::Limit { .. }) =>
                     {
@@ -120,7 +129,7 @@ impl Machine {
                         let signal = spec.control.stop_signal.0.into();
                         out.effects.push(Effect::Signal { process, signal, detached });
                     }
-                    // Without the command, the process that is gone is still as it was asked to be.
+                    // The process is gone, so the op succeeds although its command could not be started.
                     CommandEnd::NotStarted { code, reason } if !ending.gone => {
                         let message = messages::not_run(field, &reason);
                         return match ending.launch.filter(|_| spec.policy.kind == Kind::Resident) {
@@ -141,7 +150,7 @@ impl Machine {
                     ending.phase = EndPhase::Vanish { until: now + next_measure_within(&purpose, &spec) };
                 }
             },
-            // Anything else only makes the clock below look again.
+            // Other inputs only re-check the deadlines below.
             (EndPhase::Command(_) | EndPhase::Vanish { .. } | EndPhase::Killed { .. }, _) => {}
         }
         match ending.phase {
@@ -157,22 +166,22 @@ impl Machine {
             EndPhase::Vanish { .. } | EndPhase::Killed { .. } if ending.gone => {
                 return self.ended(now, purpose, spec, ending, out);
             }
-            EndPhase::Vanish { until } if now >= until && !ending.told && may_miss(&purpose, &spec) => {
+            EndPhase::Vanish { until } if now >= until && !ending.signalled && may_miss(&purpose, &spec) => {
                 let (process, detached) = (ending.process, spec.policy.detached);
                 let signal = match op_kind(&purpose) {
                     OpKind::Kill => Signal::Kill,
                     _ => spec.control.stop_signal.0.into(),
                 };
                 out.effects.push(Effect::Signal { process, signal, detached });
-                ending.told = true;
+                ending.signalled = true;
                 ending.phase = EndPhase::Vanish { until: now + next_measure_within(&purpose, &spec) };
             }
             EndPhase::Vanish { until } if now >= until && escalates(&purpose, &spec) => {
                 let (process, detached) = (ending.process, spec.policy.detached);
                 out.effects.push(Effect::Signal { process, signal: Signal::Kill, detached });
-                ending.phase = EndPhase::Killed { until: now + LAST_BREATH };
+                ending.phase = EndPhase::Killed { until: now + KILL_TIMEOUT };
                 if let Purpose::Op { .. } = purpose {
-                    self.remark = Some(match spec.policy.kill_after {
+                    self.success_note = Some(match spec.policy.kill_after {
                         Some(limit) => messages::had_to_be_killed(process.pid, limit, &ending.note),
                         None => messages::missed_by_command(process.pid, end_command(&purpose, &spec).0),
                     });
@@ -187,7 +196,7 @@ impl Machine {
                 return self.clear_by_force(now, purpose, spec, run, out);
             }
             EndPhase::Vanish { until } | EndPhase::Killed { until } if now >= until => {
-                if purpose == Purpose::Turn {
+                if purpose == Purpose::ScheduledRun {
                     self.run_not_ended(now, &spec, ending.process, out);
                 }
                 let kind = op_kind(&purpose);
@@ -215,7 +224,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         // A command that was taken for the process may have left the real one behind.
-        self.untidy |= ending.process.found == Found::Foreground;
+        self.may_have_leftovers |= ending.process.found == Found::Foreground;
         self.dead = Some(ending.process);
         match purpose {
             Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath
@@ -226,17 +235,17 @@ impl Machine {
             Purpose::Op { .. } => self.leave(now, purpose, spec, ending, out),
             Purpose::Aftermath => {
                 // The command may have left something itself.
-                self.untidy = true;
+                self.may_have_leftovers = true;
                 self.tidy(&spec, out);
                 State::Down(Rest::Idle)
             }
-            Purpose::Limit { fall, op } => {
+            Purpose::Limit { down_cause, op } => {
                 // Its start command may be at work beside it.
                 out.effects.extend(ending.launch.map(Effect::EndRun));
-                self.limited(now, fall, op, out)
+                self.limited(now, down_cause, op, out)
             }
-            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } => {
-                self.rest(now, Fall::Died, "it was ended", out)
+            Purpose::Upkeep { .. } | Purpose::ScheduledRun | Purpose::Recover { .. } => {
+                self.rest(now, DownCause::Died, "it was ended", out)
             }
         }
     }

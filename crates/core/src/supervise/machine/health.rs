@@ -6,47 +6,47 @@ use crate::boot_time::BootTime;
 use crate::process::Process;
 use crate::spec::{Kind, OnUnhealthy};
 use crate::supervise::job::Purpose;
-use crate::supervise::policy::Fall;
+use crate::supervise::policy::DownCause;
 use crate::supervise::{Event, Health, Hosting, Step, Write, messages};
 
-/// The process whose health was last heard of.
+/// The last process whose health was reported, with its health.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct CheckedProcess {
     process: Process,
     past: HealthHistory,
-    /// Why it is ill, until something was done about it.
-    ill: Option<String>,
+    /// The reason, until the machine has reacted to it.
+    unhealthy: Option<String>,
 }
 
 /// A process that was never healthy counts as a failed start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum HealthHistory {
-    NeverWell,
-    OnceWell,
+    NeverHealthy,
+    OnceHealthy,
 }
 
 impl Machine {
-    pub(super) fn heard(&mut self, state: State, process: Process, health: Health) -> State {
-        let known = self.patient.take().filter(|patient| patient.process.is(&process));
-        let past = known.map_or(HealthHistory::NeverWell, |patient| patient.past);
-        self.patient = Some(match health {
-            Health::Well => CheckedProcess { process, past: HealthHistory::OnceWell, ill: None },
-            Health::Ill { reason } => CheckedProcess { process, past, ill: Some(reason) },
-        });
+    pub(super) fn health_changed(&mut self, state: State, process: Process, health: Health) -> State {
+        let known = self.checked.take().filter(|checked| checked.process.is(&process));
+        let past = known.map_or(HealthHistory::NeverHealthy, |checked| checked.past);
+        self.checked = Some(Box::new(match health {
+            Health::Healthy => CheckedProcess { process, past: HealthHistory::OnceHealthy, unhealthy: None },
+            Health::Unhealthy { reason } => CheckedProcess { process, past, unhealthy: Some(reason) },
+        }));
         state
     }
 
     /// Carries out a pending reaction when no job is under way.
-    pub(super) fn treat(&mut self, now: BootTime, out: &mut Step) {
+    pub(super) fn react_to_unhealthy(&mut self, now: BootTime, out: &mut Step) {
         let State::Up(process) = self.state else { return };
         let Some(spec) = self.spec.clone() else { return };
-        let Some(patient) = self.patient.as_mut().filter(|patient| patient.process.is(&process)) else {
+        let Some(checked) = self.checked.as_mut().filter(|checked| checked.process.is(&process)) else {
             return;
         };
-        let Some(reason) = patient.ill.take() else { return };
-        let fall = match patient.past {
-            HealthHistory::OnceWell => Fall::Died,
-            HealthHistory::NeverWell => Fall::NotStarted,
+        let Some(reason) = checked.unhealthy.take() else { return };
+        let down_cause = match checked.past {
+            HealthHistory::OnceHealthy => DownCause::Died,
+            HealthHistory::NeverHealthy => DownCause::NotStarted,
         };
         let then = match (self.hosting, &spec.policy.kind) {
             (Hosting::Hosted, Kind::Resident | Kind::Periodic(_)) => spec.policy.on_unhealthy,
@@ -57,8 +57,8 @@ impl Machine {
         match then {
             OnUnhealthy::Tell => {}
             OnUnhealthy::Restart => {
-                self.fault = Some(messages::was_ill(&reason));
-                self.state = self.end(now, Purpose::Limit { fall, op: None }, spec, process, None, out);
+                self.fault = Some(messages::was_unhealthy(&reason));
+                self.state = self.end(now, Purpose::Limit { down_cause, op: None }, spec, process, None, out);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! From the command of a start or restart to the end of its check.
 
-use super::turns::{Since, Turn};
+use super::schedule::{OwnRun, Since};
 use super::{Machine, State, busy};
 use crate::boot_time::BootTime;
 use crate::code::Code;
@@ -10,10 +10,10 @@ use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{
     Ended, LONGEST_PAUSE, LOOK_EVERY, Launch, LaunchFailure, Overdue, Purpose, SeenProcess, Sight, Stage,
 };
-use crate::supervise::policy::Fall;
+use crate::supervise::policy::DownCause;
 use crate::supervise::record::{Rest, ScheduledRun};
 use crate::supervise::{
-    CommandEnd, Effect, EffectAnswer, Event, Hosting, Input, Leader, LookScope, ProcNews, RunId, Signal,
+    CommandEnd, Effect, EffectAnswer, Event, Hosting, Input, Leader, LookScope, ProcNotice, RunId, Signal,
     Step, Write, messages,
 };
 use std::sync::Arc;
@@ -38,19 +38,20 @@ impl Machine {
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
             | Purpose::Limit { .. }
-            | Purpose::Turn
+            | Purpose::ScheduledRun
             | Purpose::Recover { .. }
             | Purpose::Aftermath => ("start_cmd", spec.control.start_cmd.clone()),
         };
         self.spec = Some(spec.clone());
         self.streak.last_start = Some(now);
-        self.placed = false;
+        self.has_start_slot = false;
         let mut launch = Launch {
             command: self.run(field, &command, &spec, now, out),
             began: now,
             ended: None,
             old,
             seen: None,
+            is_child: false,
             first_seen: None,
             died: None,
             was_command: false,
@@ -64,7 +65,7 @@ impl Machine {
         };
         launch.await_foreground(now, &spec);
         if periodic {
-            self.run = launch.command.deadline.map(ScheduledRun::until);
+            self.run = launch.command.deadline.map(|deadline| Box::new(ScheduledRun::until(deadline)));
         }
         if spec.policy.kind != Kind::Resident {
             // The run must be known from its start, because it cannot be found by name or pid file.
@@ -91,17 +92,19 @@ impl Machine {
                 launch.next_look = now + launch.pause;
                 launch.pause = (launch.pause * 2).min(LONGEST_PAUSE);
                 match sighting {
-                    // It is being ended with its command.
+                    // The process is being ended with its command.
                     Sighting::Running(_) if launch.command.timed_out => {}
                     Sighting::Running(process) => {
+                        launch.is_child = process.found == Found::CommandChild;
+                        let process = process.child_as_foreground();
                         match spec.policy.kind {
                             // The exit of the command is the exit of the process, and is always reported.
                             Kind::Periodic(_) => {
-                                self.turn = Some(Turn { run: launch.command.run, process });
+                                self.own_run = Some(Box::new(OwnRun { run: launch.command.run, process }));
                             }
                             Kind::Resident | Kind::Once => out.effects.push(Effect::Watch(process)),
                         }
-                        // It has been at work for as long as a command may, and was one to stay.
+                        // The command has run for `op_timeout`, so it is a foreground process that stays.
                         let stays = launch.last_look && process.found == Found::Foreground;
                         let seen = launch.sees(now, process);
                         let counts = !launch.awaits_script(&spec) && now >= launch.succeeds_at(&spec);
@@ -112,11 +115,11 @@ impl Machine {
                     Sighting::Absent(absence) => {
                         launch.seen = None;
                         launch.hopeless_looks = if absence.hopeless { launch.hopeless_looks + 1 } else { 0 };
-                        launch.missing = Some(absence);
+                        launch.missing = Some(Box::new(absence));
                     }
                 }
             }
-            Input::News(ProcNews::Exited { process, exit }) => {
+            Input::Notice(ProcNotice::Exited { process, exit }) => {
                 if launch.seen.is_some_and(|seen| seen.process.is(&process)) {
                     let late = now >= launch.check_until(&spec);
                     launch.seen = None;
@@ -128,7 +131,7 @@ impl Machine {
                     // Processes that a running command starts and ends may be helpers.
                     if let Some(ended) = launch.ended.as_ref().filter(|_| !expected) {
                         let output = ended.output.clone();
-                        launch.died = Some((process, exit));
+                        launch.died = Some(Box::new((process, exit)));
                         // Another process may appear until the end of the window, not after it.
                         if late {
                             return self.not_alive(now, purpose, spec, launch, &output, out);
@@ -143,7 +146,7 @@ impl Machine {
                     }
                 }
             }
-            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::Notice(_) => {}
         }
         self.check_launch(now, purpose, spec, launch, out)
     }
@@ -160,7 +163,7 @@ impl Machine {
     ) -> State {
         let field = launch.command.field;
         if spec.policy.kind.schedule().is_some() {
-            (self.turn, launch.seen) = (None, None);
+            (self.own_run, launch.seen) = (None, None);
         }
         launch.forget_command();
         match end {
@@ -180,7 +183,7 @@ impl Machine {
                     Kind::Once => return self.ran_once(purpose, spec, &launch, out),
                     Kind::Periodic(_) => return self.ran_on_schedule(now, purpose, out),
                 }
-                launch.ended = Some(Ended { at: now, output });
+                launch.ended = Some(Box::new(Ended { at: now, output }));
                 launch.next_look = now;
                 launch.pause = LOOK_EVERY;
                 launch.missing = None;
@@ -194,7 +197,7 @@ impl Machine {
         }
     }
 
-    /// Where does the launch stand?
+    /// Decides whether the launch has succeeded, has failed, or continues.
     pub(super) fn check_launch(
         &mut self,
         now: BootTime,
@@ -207,7 +210,7 @@ impl Machine {
         let resident = spec.policy.kind == Kind::Resident;
         let is_overdue = launch.command.timed_out || launch.command.is_overdue(now);
         match (&launch.ended, launch.judged(&spec)) {
-            (_, Some(SeenProcess { process, .. })) if purpose == Purpose::Turn => {
+            (_, Some(SeenProcess { process, .. })) if purpose == Purpose::ScheduledRun => {
                 return self.launch_succeeded(purpose, &launch, process, out);
             }
             // As long as the command of a resident process is at work, the last look decides.
@@ -284,10 +287,10 @@ impl Machine {
         process: Process,
         out: &mut Step,
     ) -> State {
-        self.unsure = None;
+        self.interrupted_launch = None;
         // From now on the command counts as the process: no other has come.
         let process = process.counted();
-        if purpose != Purpose::Turn && self.timetable().is_none() {
+        if purpose != Purpose::ScheduledRun && self.timetable().is_none() {
             // The running time of the command does not count as running time of the process.
             self.streak.last_start = Some(launch.alive_since());
         }
@@ -297,6 +300,7 @@ impl Machine {
         if let Some(old) = old {
             self.outlive(old, out);
         }
+        self.leave_at_work(&purpose, launch, process);
         match purpose {
             Purpose::Op { op, kind, .. } => {
                 // A restart leaves hosting as it was.
@@ -309,7 +313,7 @@ impl Machine {
             Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartSucceeded { pid: process.pid }));
             }
-            Purpose::Turn => {}
+            Purpose::ScheduledRun => {}
         }
         State::Up(process)
     }
@@ -322,7 +326,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         if launch.old.is_none() {
-            // The answer says so already.
+            // The answer of the op already says that the proc is not hosted.
             self.hosting = Hosting::Unhosted;
         }
         if let Purpose::Op { op, .. } = purpose {
@@ -346,7 +350,7 @@ impl Machine {
         self.hosting = Hosting::Unhosted;
         match spec.policy.detached {
             Detached::End => {
-                self.untidy = true;
+                self.may_have_leftovers = true;
                 self.look_first(scope, Purpose::Aftermath, spec, None, out)
             }
             Detached::Keep => State::Down(Rest::Idle),
@@ -375,7 +379,7 @@ impl Machine {
     ) -> State {
         let missing = launch.missing.as_ref().map(|absence| absence.cause.to_string());
         let missing = missing.unwrap_or_else(|| "it did not appear".to_owned());
-        let why = match launch.died {
+        let why = match launch.died.as_deref().copied() {
             Some((process, exit)) => messages::died_in_check(process.pid, exit),
             None if launch.is_hopeless() => messages::was_command(launch.command.field, &missing),
             None => missing,
@@ -384,7 +388,7 @@ impl Machine {
             Purpose::Op { kind, .. } => *kind,
             Purpose::Upkeep { .. }
             | Purpose::Limit { .. }
-            | Purpose::Turn
+            | Purpose::ScheduledRun
             | Purpose::Recover { .. }
             | Purpose::Aftermath => OpKind::Start,
         };
@@ -403,7 +407,7 @@ impl Machine {
         message: String,
         out: &mut Step,
     ) -> State {
-        if let Some((process, exit)) = launch.died
+        if let Some((process, exit)) = launch.died.as_deref().copied()
             && exit != Exit::Code(0)
         {
             self.dead = Some(process);
@@ -443,14 +447,16 @@ impl Machine {
             Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
             }
-            Purpose::Turn => out.writes.push(Write::Event(Event::RunFailed { reason: message.clone() })),
+            Purpose::ScheduledRun => {
+                out.writes.push(Write::Event(Event::RunFailed { reason: message.clone() }))
+            }
         }
         match (left, once) {
             (Some(process), _) => State::Up(process),
             (None, Some(spec)) => {
                 self.look_behind(LookScope::Launch { run, leader: Leader::Accept }, spec, out)
             }
-            (None, None) => self.rest_tidied(now, Fall::NotStarted, &message, out),
+            (None, None) => self.rest_tidied(now, DownCause::NotStarted, &message, out),
         }
     }
 }

@@ -12,18 +12,17 @@ use crate::spec::{Detached, Spec};
 use crate::supervise::job::{
     EndPhase, Ending, LOOK_EVERY, Leaving, Measure, Overdue, Purpose, Running, Stage,
 };
-use crate::supervise::policy::Fall;
+use crate::supervise::policy::DownCause;
 use crate::supervise::record::Rest;
 use crate::supervise::{CommandEnd, Effect, EffectAnswer, Input, LookScope, Signal, Step, messages};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Minimum time between SIGTERM and SIGKILL.
-const A_MOMENT: Duration = Duration::from_millis(500);
+const TERM_GRACE: Duration = Duration::from_millis(500);
 /// How long killed processes may take to disappear.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// How long after the first look the second one comes; each further one waits twice as long. Most need only a
-/// blink.
+const SWEEP_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause between the first and the second look; it doubles with each look. Most processes exit at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 
 /// Whether no descendant may outlive the process. A run of a periodic process may leave processes on purpose.
@@ -31,7 +30,7 @@ pub(super) fn ends_whole(spec: &Spec) -> bool {
     spec.policy.kind.schedule().is_none() && spec.policy.detached == Detached::End
 }
 
-/// How things stand when the process is gone.
+/// The state when the process is gone.
 pub(super) struct Remains {
     /// The stop command, while it is at work, and the process that it was for.
     pub(super) command: Option<(Running, Process)>,
@@ -131,7 +130,7 @@ impl Machine {
                     leaving.command = None;
                 }
             },
-            // Anything else only makes the clock below look again.
+            // Other inputs only re-check the deadlines below.
             (_, _) => {}
         }
         if leaving.seen.is_some() && leaving.command.is_none() {
@@ -139,12 +138,12 @@ impl Machine {
             match leaving.measure {
                 Measure::None if !kill => {
                     out.effects.push(Effect::Sweep(Signal::Term));
-                    leaving.measure = Measure::Told { until: leaving.until.max(now + A_MOMENT) };
+                    leaving.measure = Measure::SentTerm { until: leaving.until.max(now + TERM_GRACE) };
                 }
-                Measure::Told { until } if now < until => {}
-                Measure::None | Measure::Told { .. } => {
+                Measure::SentTerm { until } if now < until => {}
+                Measure::None | Measure::SentTerm { .. } => {
                     out.effects.push(Effect::Sweep(Signal::Kill));
-                    leaving.measure = Measure::Killed { until: now + PATIENCE };
+                    leaving.measure = Measure::Killed { until: now + SWEEP_TIMEOUT };
                 }
                 Measure::Killed { .. } => {}
             }
@@ -185,12 +184,12 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         if ends_whole(&spec) {
-            self.untidy = false;
+            self.may_have_leftovers = false;
         }
         self.end_older(Signal::Kill, &[], out);
         match purpose {
             Purpose::Op { kind: OpKind::Restart, .. } => {
-                self.streak.forgive();
+                self.streak.reset();
                 self.tidy(&spec, out);
                 self.launch(now, purpose, spec, None, out)
             }
@@ -206,7 +205,7 @@ impl Machine {
                             process,
                             phase,
                             gone: true,
-                            told: false,
+                            signalled: false,
                             note: String::new(),
                             launch: None,
                         };
@@ -216,14 +215,14 @@ impl Machine {
                 }
             }
             Purpose::Aftermath => State::Down(Rest::Idle),
-            Purpose::Limit { fall, op } => self.limited(now, fall, op, out),
-            Purpose::Upkeep { .. } | Purpose::Turn | Purpose::Recover { .. } => {
-                self.rest(now, Fall::Died, "it was ended", out)
+            Purpose::Limit { down_cause, op } => self.limited(now, down_cause, op, out),
+            Purpose::Upkeep { .. } | Purpose::ScheduledRun | Purpose::Recover { .. } => {
+                self.rest(now, DownCause::Died, "it was ended", out)
             }
         }
     }
 
-    /// Something cannot even be killed.
+    /// A descendant could not be killed.
     fn not_left(
         &mut self,
         now: BootTime,
@@ -233,12 +232,12 @@ impl Machine {
         leaving: Leaving,
         out: &mut Step,
     ) -> State {
-        self.untidy = true;
+        self.may_have_leftovers = true;
         let kind = super::op_kind(&purpose);
         let message = messages::left_behind(kind, &spec, &self.key.name, process.pid, &leaving.note);
         self.answer_op(&purpose, Code::PostCheck, message.clone(), out);
         match kind {
-            OpKind::Restart => self.rest(now, Fall::NotStarted, &message, out),
+            OpKind::Restart => self.rest(now, DownCause::NotStarted, &message, out),
             _ => State::Down(Rest::Idle),
         }
     }

@@ -3,6 +3,7 @@
 
 mod awaiting;
 mod clearing;
+mod command_at_work;
 mod ending;
 mod health;
 mod launching;
@@ -12,17 +13,17 @@ mod orders;
 mod queries;
 mod reloading;
 mod sampling;
-mod turns;
+mod schedule;
 mod upkeep;
 mod vetting;
 
 pub use vetting::group_refusal;
 
-use super::limits::LimitStrain;
+use super::limits::LimitTracker;
 use super::policy::Streak;
 use super::record::{Record, Rest, ScheduledRun};
 use super::{
-    Activity, Commit, Effect, EffectAnswer, Event, Hosting, Input, LookId, LookScope, ProcNews, RunId,
+    Activity, Commit, Effect, EffectAnswer, Event, Hosting, Input, LookId, LookScope, ProcNotice, RunId,
     Signal, Step, Write, messages,
 };
 use crate::boot_time::BootTime;
@@ -32,18 +33,21 @@ use crate::op::{Content, OpKind, Order, Outcome, ProcStatus};
 use crate::process::Process;
 use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Running, Stage};
+use command_at_work::CommandAtWork;
 use health::CheckedProcess;
+use schedule::{Overlap, OwnRun, Since};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
-use turns::{Overlap, Since, Turn};
 
 /// How many orders may wait for one proc. A caller that sends more is not waiting for answers.
 const QUEUE_LIMIT: usize = 16;
 
 /// One proc on one host. All decisions about it are made here.
+///
+/// An agent has one for each proc, so fields that most procs do not need are boxed.
 #[derive(Clone, Debug)]
 pub struct Machine {
     key: Arc<ProcKey>,
@@ -56,43 +60,46 @@ pub struct Machine {
     /// Queries that wait for [`Machine::vetted`].
     queries: Vec<Order>,
     /// The order that may begin in this step: no process of another account is involved.
-    vetted: Option<OpId>,
+    vetted: Option<Box<OpId>>,
     streak: Streak,
     saved: Option<Record>,
     /// The run of a periodic process that is under way and that this life of the agent began.
-    turn: Option<Turn>,
+    own_run: Option<Box<OwnRun>>,
     /// The durable part of the run under way; also of a run that began before a restart of the agent.
-    run: Option<ScheduledRun>,
+    run: Option<Box<ScheduledRun>>,
     /// When the next run is due that the run under way blocks.
     overlap: Overlap,
     /// When the wall clock was last asked for the next run.
     planned: BootTime,
     /// The latest samples compared with the limits.
-    strain: LimitStrain,
+    limit_tracker: Option<Box<LimitTracker>>,
     /// The state of the health checks.
-    patient: Option<CheckedProcess>,
+    checked: Option<Box<CheckedProcess>>,
     /// Why the agent or the kernel ended the process, until it runs stably again or an order came.
     fault: Option<String>,
     /// An unusual reason why the process was not found.
-    puzzle: Option<String>,
+    odd_absence: Option<String>,
     /// The last op that has acted.
     begun: Option<OpId>,
     /// The cancelled op that is still under way. It has been answered.
-    let_go: Option<OpId>,
+    cancelled_op: Option<Box<OpId>>,
     /// The process exited without a stop, or was never recognised, so there may be leftovers.
-    untidy: bool,
-    /// When a launch began that a restart of the agent interrupted, as long as its process may still appear.
-    unsure: Option<BootTime>,
+    may_have_leftovers: bool,
+    /// When a launch began that a restart of the agent interrupted; until its process can no longer appear.
+    interrupted_launch: Option<BootTime>,
     /// The time of its staggered restart has been assigned.
-    placed: bool,
+    has_start_slot: bool,
     /// The process has run since the agent started, so its start does not crash the agent.
-    survived: bool,
+    ran_in_this_life: bool,
     /// Earlier generations of a program that has replaced itself, as long as they run.
     older: Vec<Process>,
     /// The last process, as long as there is no other: its workers may outlive it and have the same name.
     dead: Option<Process>,
-    /// A remark for the outcome of the op under way, should it succeed.
-    remark: Option<String>,
+    /// A note for the outcome of the op under way, should it succeed.
+    success_note: Option<String>,
+    /// The command of the launch that has succeeded, as long as the command is at work. Boxed because it is
+    /// nearly always absent.
+    command_at_work: Option<Box<CommandAtWork>>,
     serial: u64,
 }
 
@@ -119,23 +126,24 @@ impl Machine {
             vetted: None,
             streak: Streak::default(),
             saved: None,
-            turn: None,
+            own_run: None,
             run: None,
             overlap: Overlap::Unknown,
             planned: BootTime(0),
-            strain: LimitStrain::default(),
-            patient: None,
+            limit_tracker: None,
+            checked: None,
             fault: None,
-            puzzle: None,
+            odd_absence: None,
             begun: None,
-            let_go: None,
-            untidy: false,
-            unsure: None,
-            placed: false,
-            survived: false,
+            cancelled_op: None,
+            may_have_leftovers: false,
+            interrupted_launch: None,
+            has_start_slot: false,
+            ran_in_this_life: false,
             older: Vec::new(),
             dead: None,
-            remark: None,
+            success_note: None,
+            command_at_work: None,
             serial: 0,
         }
     }
@@ -154,10 +162,10 @@ impl Machine {
             saved: Some(record.clone()),
             fault: record.fault.clone(),
             // An unknown operation may have been under way when the agent exited.
-            untidy: true,
-            unsure: launch_cut_off(&record, &interrupted),
+            may_have_leftovers: true,
+            interrupted_launch: launch_cut_off(&record, &interrupted),
             older: record.older.clone(),
-            run: record.run,
+            run: record.run.clone(),
             // If the process lives, the first look finds it.
             dead: record.process.or(record.dead),
             ..Machine::new(key)
@@ -166,8 +174,8 @@ impl Machine {
         out.effects.extend(record.older.iter().copied().map(Effect::Retire));
         let scope = match (record.spec.policy.kind.schedule(), &record.rest, record.process) {
             (None, _, last) => LookScope::Recovery { last: last.or(record.dead) },
-            (Some(_), Rest::Begun { at }, None) => LookScope::Turn { last: None, since: Some(*at) },
-            (Some(_), _, last) => LookScope::Turn { last, since: None },
+            (Some(_), Rest::Begun { at }, None) => LookScope::ScheduledRun { last: None, since: Some(*at) },
+            (Some(_), _, last) => LookScope::ScheduledRun { last, since: None },
         };
         let look = machine.look(scope, &record.spec, &mut out);
         machine.state = State::Busy(Box::new(Job {
@@ -221,7 +229,7 @@ impl Machine {
             State::Down(Rest::GaveUp { reason }) => reason.into(),
             State::Down(Rest::Retry { at, why }) => messages::starts_in(at.since(now), why).into(),
             State::Down(Rest::Idle) if self.fault.is_none() => {
-                self.puzzle.as_deref().unwrap_or_default().into()
+                self.odd_absence.as_deref().unwrap_or_default().into()
             }
             State::Busy(job) if let Stage::Awaiting(awaiting) = &job.stage => {
                 messages::start_cut_off(awaiting.command.pid).into()
@@ -267,7 +275,8 @@ impl Machine {
             State::Up(_) => self.run_wakes_at(),
             State::Busy(job) => job.stage.wake_at(&job.spec),
         };
-        state.into_iter().chain(self.queue.iter().map(|order| order.start_by)).min()
+        let command = self.command_at_work.as_ref().and_then(|command| command.wakes_at());
+        state.into_iter().chain(command).chain(self.queue.iter().map(|order| order.start_by)).min()
     }
 
     /// The effects of the last step happened this much later than its decision, because its writes took this
@@ -278,24 +287,28 @@ impl Machine {
         }
     }
 
+    /// The transition function. Returns the writes and effects of this input.
     pub fn step(&mut self, now: BootTime, input: Input) -> Step {
         let mut out = Step::default();
-        self.survived |= matches!(self.state, State::Up(_));
+        self.ran_in_this_life |= matches!(self.state, State::Up(_));
         let upkeep = self.is_kept_up();
-        self.unsure = self
-            .unsure
+        self.interrupted_launch = self
+            .interrupted_launch
             .filter(|since| self.spec.as_ref().is_some_and(|spec| now < *since + brings_within(spec)));
-        if let Input::News(ProcNews::Exited { process, .. }) = &input {
+        if let Input::Notice(ProcNotice::Exited { process, .. }) = &input {
             self.older.retain(|older| !older.is(process));
         }
+        self.hear_of_command(now, &input);
         let state = self.take();
-        let input = self.turn_ended(&state, input, &mut out);
+        let input = self.run_ended(&state, input, &mut out);
         self.state = match (state, input) {
             (state, Input::Order(order)) => self.admit(now, state, order, &mut out),
             (state, Input::Answer(EffectAnswer::Inspected { op, view })) => {
                 self.inspected(now, state, op, *view, &mut out)
             }
-            (state, Input::News(ProcNews::Health { process, health })) => self.heard(state, process, health),
+            (state, Input::Notice(ProcNotice::Health { process, health })) => {
+                self.health_changed(state, process, health)
+            }
 
             (State::Down(Rest::Retry { at, .. }), Input::Tick) if now >= at => {
                 self.upkeep(now, "a restart was due".to_owned(), &mut out)
@@ -306,10 +319,10 @@ impl Machine {
             {
                 self.schedule(now, Since::Now, &mut out)
             }
-            (state, Input::News(ProcNews::Sampled { process, usage })) => {
+            (state, Input::Notice(ProcNotice::Sampled { process, usage })) => {
                 self.sampled(now, state, process, usage, &mut out)
             }
-            (state, Input::News(ProcNews::Overused { process, overuse, past })) => {
+            (state, Input::Notice(ProcNotice::Overused { process, overuse, past })) => {
                 self.overused(now, state, process, *overuse, past, &mut out)
             }
             (State::Up(up), Input::Tick) if self.run_deadline().is_some_and(|deadline| now >= deadline) => {
@@ -321,31 +334,32 @@ impl Machine {
                 self.overlap_planned(now, next, &mut out);
                 State::Up(up)
             }
-            (State::Up(up), Input::News(ProcNews::Succeeded { old, process })) if up.is(&old) => {
+            (State::Up(up), Input::Notice(ProcNotice::Succeeded { old, process })) if up.is(&old) => {
                 self.succeeded(up, process, &mut out)
             }
-            (State::Down(rest), Input::News(ProcNews::Appeared { process })) => {
+            (State::Down(rest), Input::Notice(ProcNotice::Appeared { process })) => {
                 self.appeared(now, rest, process, &mut out)
             }
-            (State::Up(up), Input::News(ProcNews::Exited { process, exit })) if up.is(&process) => {
+            (State::Up(up), Input::Notice(ProcNotice::Exited { process, exit })) if up.is(&process) => {
                 self.exited(now, up, exit, &mut out)
             }
 
             (State::Busy(job), input) => self.advance(now, *job, input, &mut out),
 
             // Late answers to questions that no longer matter, and ticks that are not due.
-            (state @ (State::Down(_) | State::Up(_)), Input::Tick | Input::Answer(_) | Input::News(_)) => {
+            (state @ (State::Down(_) | State::Up(_)), Input::Tick | Input::Answer(_) | Input::Notice(_)) => {
                 state
             }
         };
         self.expire(now, &mut out);
         self.proceed(now, &mut out);
-        self.treat(now, &mut out);
+        self.react_to_unhealthy(now, &mut out);
         self.watch_run(now, &mut out);
+        self.tell_of_command(now, &mut out);
         if let State::Up(_) = self.state {
             self.dead = None;
         }
-        self.mark_begun(&mut out);
+        self.write_begun(&mut out);
         self.save(&mut out);
         if upkeep && self.is_kept_up() && out.writes.iter().all(may_be_lost) {
             out.commit = Commit::Alongside;
@@ -367,20 +381,20 @@ impl Machine {
     /// Removes leftovers of an earlier launch before a launch by order. A run of a periodic process may leave
     /// processes on purpose.
     fn tidy(&mut self, spec: &Spec, out: &mut Step) {
-        if self.untidy && spec.policy.kind.schedule().is_none() {
+        if self.may_have_leftovers && spec.policy.kind.schedule().is_none() {
             self.sweep(spec, out);
         }
     }
 
     /// Kills leftovers of dead processes, unless the spec keeps them.
     fn sweep(&mut self, spec: &Spec, out: &mut Step) {
-        self.untidy = false;
+        self.may_have_leftovers = false;
         match spec.policy.detached {
             Detached::End => out.effects.push(Effect::Sweep(Signal::Kill)),
             // Only the processes of an interrupted launch are killed: they would run beside those of the next
             // one.
             Detached::Keep => {
-                out.effects.extend(self.unsure.take().map(Effect::ClearSince));
+                out.effects.extend(self.interrupted_launch.take().map(Effect::ClearSince));
             }
         }
     }
@@ -422,7 +436,7 @@ impl Machine {
     }
 
     fn answer(&self, op: OpId, code: Code, message: impl Into<String>, out: &mut Step) {
-        if self.let_go == Some(op) {
+        if self.cancelled_op.as_deref() == Some(&op) {
             return;
         }
         let identity = self.spec.as_ref().map(|spec| spec.identity.clone()).unwrap_or_default();
@@ -434,11 +448,11 @@ impl Machine {
         out.writes.push(Write::Done(op, Outcome::new(code, message, content)));
     }
 
-    /// Answers an op that has succeeded, with the remark if there is one.
+    /// Answers an op that has succeeded, with the note if there is one.
     fn succeed(&mut self, op: OpId, out: &mut Step) {
-        let remark = self.remark.take();
+        let success_note = self.success_note.take();
         let message =
-            remark.map_or_else(|| messages::SUCCESS.to_owned(), |remark| messages::success_but(&remark));
+            success_note.map_or_else(|| messages::SUCCESS.to_owned(), |note| messages::success_but(&note));
         self.answer(op, Code::Success, message, out);
     }
 
@@ -455,7 +469,7 @@ impl Machine {
 
     /// An op has begun when it first acts; it must not be repeated after that. An op that has only looked may
     /// be repeated: other effects of that step belong to the previous op.
-    fn mark_begun(&mut self, out: &mut Step) {
+    fn write_begun(&mut self, out: &mut Step) {
         let acts = out.effects.iter().any(|effect| match effect {
             Effect::Run { .. }
             | Effect::EndRun(_)
@@ -471,7 +485,7 @@ impl Machine {
             | Effect::Inspect { .. }
             | Effect::Vet { .. }
             | Effect::Plan { .. }
-            | Effect::Place { .. } => false,
+            | Effect::Stagger { .. } => false,
         });
         if let State::Busy(job) = &self.state
             && let Purpose::Op { op, .. } = job.purpose
@@ -490,7 +504,7 @@ impl Machine {
     fn is_kept_up(&self) -> bool {
         let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
         resident
-            && self.survived
+            && self.ran_in_this_life
             && match &self.state {
                 State::Up(_) | State::Down(Rest::Retry { .. }) => true,
                 State::Down(Rest::Idle | Rest::Due { .. } | Rest::Begun { .. } | Rest::GaveUp { .. }) => {
@@ -515,12 +529,12 @@ impl Machine {
                 (_, Stage::Launching(launch), _) if job.spec.policy.kind.schedule().is_some() => {
                     Rest::Begun { at: launch.began }
                 }
-                (Purpose::Turn, Stage::Planning { .. }, Some(saved)) => saved.rest.clone(),
+                (Purpose::ScheduledRun, Stage::Planning { .. }, Some(saved)) => saved.rest.clone(),
                 (
                     Purpose::Op { .. }
                     | Purpose::Upkeep { .. }
                     | Purpose::Limit { .. }
-                    | Purpose::Turn
+                    | Purpose::ScheduledRun
                     | Purpose::Recover { .. }
                     | Purpose::Aftermath,
                     _,
@@ -536,7 +550,7 @@ impl Machine {
             (State::Busy(_) | State::Up(_) | State::Down(_), _) => self.process(),
         };
         let (fault, older) = (self.fault.clone(), self.older.clone());
-        let (hosting, streak, run) = (self.hosting, self.streak, self.run);
+        let (hosting, streak, run) = (self.hosting, self.streak, self.run.clone());
         let dead = self.dead.filter(|_| process.is_none());
         let record = Record { spec, hosting, process, streak, rest, fault, older, run, dead };
         if self.saved.as_ref() != Some(&record) {
@@ -547,11 +561,12 @@ impl Machine {
 }
 
 /// Whether a restarted agent can reconstruct this write by looking at the host: that a process is gone, or
-/// that there is another one. Giving up and the outcome of an op cannot be reconstructed.
+/// that there is another one. Giving up, the failure of a command and the outcome of an op cannot be
+/// reconstructed.
 fn may_be_lost(write: &Write) -> bool {
     match write {
         Write::Record(_) => true,
-        Write::Event(event) => !matches!(event, Event::GaveUp { .. }),
+        Write::Event(event) => !matches!(event, Event::GaveUp { .. } | Event::CommandFailed { .. }),
         Write::Forget | Write::Begun(_) | Write::Done(..) => false,
     }
 }

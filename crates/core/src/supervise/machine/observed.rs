@@ -1,7 +1,7 @@
 //! The meaning of an observation for the job that asked for it.
 
-use super::turns::Since;
-use super::upkeep::Fate;
+use super::schedule::Since;
+use super::upkeep::RestartPlan;
 use super::{Leftover, Machine, State, busy, unreachable_kind};
 use crate::boot_time::BootTime;
 use crate::code::Code;
@@ -9,15 +9,16 @@ use crate::id::OpId;
 use crate::op::OpKind;
 use crate::process::{Absence, Exit, Found, Process, Sighting};
 use crate::spec::{Kind, Spec};
-use crate::spread::Occasion;
+use crate::stagger::StaggerReason;
 use crate::supervise::job::{Job, Purpose, Stage};
 use crate::supervise::messages::Left;
-use crate::supervise::policy::Fall;
+use crate::supervise::policy::DownCause;
 use crate::supervise::record::Rest;
 use crate::supervise::{Effect, EffectAnswer, Event, Hosting, Input, Step, Write, messages};
 use std::sync::Arc;
 
 impl Machine {
+    /// Passes an input to the stage of the job under way.
     pub(super) fn advance(&mut self, now: BootTime, job: Job, input: Input, out: &mut Step) -> State {
         let Job { purpose, spec, stage } = job;
         match (stage, input) {
@@ -25,7 +26,7 @@ impl Machine {
                 Stage::Looking { look, launch },
                 Input::Answer(EffectAnswer::Sighted { look: answered, sighting }),
             ) if look == answered => {
-                self.puzzle_over(&sighting);
+                self.remember_odd_absence(&sighting);
                 match sighting {
                     Sighting::Running(process) => {
                         out.effects.push(Effect::Watch(process));
@@ -48,23 +49,22 @@ impl Machine {
             {
                 self.planned(now, next, out)
             }
-            (Stage::Planning { plan }, Input::Answer(EffectAnswer::Placed { plan: answered, at, cause }))
-                if plan == answered =>
-            {
-                self.placed(now, at, cause, out)
-            }
+            (
+                Stage::Planning { plan },
+                Input::Answer(EffectAnswer::Staggered { plan: answered, at, cause }),
+            ) if plan == answered => self.staggered(now, at, cause, out),
             (Stage::Reviewing(review), input) => self.reviewing(now, purpose, spec, review, input, out),
             (
                 stage @ (Stage::Looking { .. } | Stage::Planning { .. }),
-                Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_),
+                Input::Tick | Input::Order(_) | Input::Answer(_) | Input::Notice(_),
             ) => busy(purpose, spec, stage),
         }
     }
 
     /// An unusual reason is shown while the process is not running.
-    pub(super) fn puzzle_over(&mut self, sighting: &Sighting) {
-        self.puzzle = match sighting {
-            Sighting::Absent(Absence { cause, .. }) if messages::is_puzzling(cause) => {
+    pub(super) fn remember_odd_absence(&mut self, sighting: &Sighting) {
+        self.odd_absence = match sighting {
+            Sighting::Absent(Absence { cause, .. }) if messages::is_odd_absence(cause) => {
                 Some(cause.to_string())
             }
             Sighting::Absent(_) | Sighting::Running(_) => None,
@@ -95,7 +95,7 @@ impl Machine {
                 OpKind::Host => {
                     self.spec = Some(spec);
                     self.hosting = Hosting::Hosted;
-                    self.streak.forgive();
+                    self.streak.reset();
                     self.answer(op, Code::Success, messages::SUCCESS, out);
                     State::Up(process)
                 }
@@ -141,18 +141,18 @@ impl Machine {
             Purpose::Aftermath if spec.policy.kind == Kind::Once => {
                 State::Up(Process { found: Found::Foreground, ..process })
             }
-            Purpose::Limit { .. } | Purpose::Turn | Purpose::Aftermath => State::Up(process),
+            Purpose::Limit { .. } | Purpose::ScheduledRun | Purpose::Aftermath => State::Up(process),
             Purpose::Recover { interrupted } if process.found == Found::Shell => {
-                self.tell_death(None, &interrupted, out);
+                self.report_death(None, &interrupted, out);
                 self.interrupted(interrupted, Left::Command(process.pid), out);
                 self.wait_for_command(now, spec, process, out)
             }
             Purpose::Recover { interrupted } => {
                 // Only if a pid file is expected, the process may be another one than the one found.
-                self.unsure = self
-                    .unsure
+                self.interrupted_launch = self
+                    .interrupted_launch
                     .filter(|_| process.found != Found::PidFile && !spec.identity.pid_path.is_empty());
-                self.tell_death(Some(process), &interrupted, out);
+                self.report_death(Some(process), &interrupted, out);
                 self.interrupted(interrupted, Left::Process(process.pid), out);
                 State::Up(process)
             }
@@ -174,7 +174,7 @@ impl Machine {
                 OpKind::Host if spec.policy.kind.schedule().is_some() => {
                     self.spec = Some(spec);
                     self.hosting = Hosting::Hosted;
-                    self.streak.forgive();
+                    self.streak.reset();
                     self.answer(op, Code::Success, messages::SUCCESS, out);
                     let since = match before.hosting {
                         Hosting::Unhosted => Since::Hosting,
@@ -188,17 +188,17 @@ impl Machine {
                     if kind == OpKind::Host && spec.policy.kind != Kind::Once {
                         self.hosting = Hosting::Hosted;
                     }
-                    self.streak.forgive();
+                    self.streak.reset();
                     self.tidy(&spec, out);
                     self.launch(now, Purpose::Op { op, kind, before }, spec, None, out)
                 }
                 OpKind::Stop | OpKind::Kill => {
                     self.hosting = Hosting::Unhosted;
                     if kind == OpKind::Kill && spec.control.kill_cmd.is_empty() {
-                        // Processes that were never recognised belong to the tree, too.
+                        // Processes that were never recognised are ended, too.
                         self.sweep(&spec, out);
                     }
-                    // So do the leftovers of a dead process.
+                    // Leftovers of a dead process are ended, too.
                     self.tidy(&spec, out);
                     match launch {
                         Some(run) => self.clear(now, Purpose::Op { op, kind, before }, spec, run, out),
@@ -224,9 +224,9 @@ impl Machine {
                     self.answer(op, Code::Success, messages::SUCCESS, out);
                     match before.rest {
                         _ if self.timetable().is_some() => self.schedule(now, Since::Now, out),
-                        // It is no longer periodic.
+                        // The proc is no longer periodic.
                         Rest::Due { .. } | Rest::Begun { .. } => {
-                            self.rest(now, Fall::Died, "it is no longer periodic", out)
+                            self.rest(now, DownCause::Died, "it is no longer periodic", out)
                         }
                         rest @ (Rest::Idle | Rest::Retry { .. } | Rest::GaveUp { .. }) => State::Down(rest),
                     }
@@ -240,11 +240,11 @@ impl Machine {
                 }
                 state
             }
-            Purpose::Turn => self.schedule(now, Since::Run, out),
-            Purpose::Limit { fall, op } => self.limited(now, fall, op, out),
+            Purpose::ScheduledRun => self.schedule(now, Since::Run, out),
+            Purpose::Limit { down_cause, op } => self.limited(now, down_cause, op, out),
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
-                self.tell_death(None, &interrupted, out);
+                self.report_death(None, &interrupted, out);
                 self.interrupted(interrupted, Left::Nothing, out);
                 if self.timetable().is_some() {
                     return self.schedule(now, Since::Away, out);
@@ -256,26 +256,33 @@ impl Machine {
                 let left_workers =
                     saved.as_ref().is_some_and(|(_, last)| last.as_ref().is_some_and(has_workers));
                 let begun = |at| self.streak.last_start.is_some_and(|start| start >= at);
-                let fate = match saved {
-                    Some((rest @ Rest::GaveUp { .. }, _)) => Fate::Rests(State::Down(rest)),
+                let plan_restart = match saved {
+                    Some((rest @ Rest::GaveUp { .. }, _)) => RestartPlan::Stay(State::Down(rest)),
                     Some((Rest::Retry { at, why }, _)) if self.hosting == Hosting::Hosted && !begun(at) => {
-                        Fate::StartsAt { at, why }
+                        RestartPlan::StartAt { at, why }
                     }
                     // A restart that had begun counts, although its result is unknown: it may have crashed
-                    // the agent, and would do so for ever.
+                    // the agent, and would do so at every start.
                     Some((Rest::Idle | Rest::Retry { .. } | Rest::Due { .. } | Rest::Begun { .. }, None)) => {
-                        self.fate(now, Fall::NotStarted, "it was not running when the agent came back", out)
+                        self.plan_restart(
+                            now,
+                            DownCause::NotStarted,
+                            "it was not running when the agent came back",
+                            out,
+                        )
                     }
                     Some((_, Some(_))) | None => {
-                        self.fate(now, Fall::Died, "it ended while the agent was away", out)
+                        self.plan_restart(now, DownCause::Died, "it ended while the agent was away", out)
                     }
                 };
-                // Whatever is due now may be due for many.
-                let state = match fate {
-                    Fate::Starts { why } => self.queue_up(Occasion::Return, why, out),
-                    Fate::StartsAt { at, why } if now >= at => self.queue_up(Occasion::Return, why, out),
-                    Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
-                    Fate::Rests(state) => state,
+                // Many restarts may be due now, so they are staggered.
+                let state = match plan_restart {
+                    RestartPlan::Start { why } => self.stagger_start(StaggerReason::Return, why, out),
+                    RestartPlan::StartAt { at, why } if now >= at => {
+                        self.stagger_start(StaggerReason::Return, why, out)
+                    }
+                    RestartPlan::StartAt { at, why } => State::Down(Rest::Retry { at, why }),
+                    RestartPlan::Stay(state) => state,
                 };
                 if left_workers {
                     self.end_orphans(&state, out);
@@ -288,7 +295,7 @@ impl Machine {
     /// The known process may have exited while the agent was away. This is reported once, because the same
     /// step forgets the process. The end of a run is normal, and an op that was under way may have ended the
     /// process.
-    fn tell_death(&mut self, found: Option<Process>, interrupted: &[(OpId, OpKind)], out: &mut Step) {
+    fn report_death(&mut self, found: Option<Process>, interrupted: &[(OpId, OpKind)], out: &mut Step) {
         let last = self.saved.as_ref().and_then(|record| record.process);
         let dead = last.filter(|last| !found.is_some_and(|found| found.is(last)));
         if let Some(dead) = dead.filter(|_| interrupted.is_empty() && self.timetable().is_none()) {

@@ -1,4 +1,4 @@
-//! How orders are taken, and which of them does not wait for another.
+//! Admission of orders: the queue, and orders that supersede the job under way.
 
 use super::ending::{has_end_command, vanishes_within};
 use super::vetting::Vet;
@@ -18,6 +18,7 @@ use std::mem;
 use std::sync::Arc;
 
 impl Machine {
+    /// Answers a query, refuses the order, or puts it into the queue. [`Machine::proceed`] begins it.
     pub(super) fn admit(&mut self, now: BootTime, state: State, order: Box<Order>, out: &mut Step) -> State {
         if order.kind == OpKind::Query {
             if !self.vet_query(&state, &order, out) {
@@ -40,16 +41,16 @@ impl Machine {
     /// its answer is given now. `None`: there is no such op here.
     pub fn cancel(&mut self, op: OpId) -> Option<Step> {
         let mut out = Step::default();
-        if let Some(place) = self.queue.iter().position(|order| order.op == op) {
-            let order = self.queue.remove(place).expect("place is a position in the queue");
+        if let Some(index) = self.queue.iter().position(|order| order.op == op) {
+            let order = self.queue.remove(index).expect("the index is in the queue");
             self.answer(op, Code::Cancelled, messages::cancelled(order.kind), &mut out);
             return Some(out);
         }
         match &self.state {
             State::Busy(job) => match job.purpose.op() {
-                Some((under_way, kind)) if under_way == op && self.let_go != Some(op) => {
-                    self.answer(op, Code::Cancelled, messages::let_go(kind), &mut out);
-                    self.let_go = Some(op);
+                Some((under_way, kind)) if under_way == op && self.cancelled_op.as_deref() != Some(&op) => {
+                    self.answer(op, Code::Cancelled, messages::cancelled_under_way(kind), &mut out);
+                    self.cancelled_op = Some(Box::new(op));
                     Some(out)
                 }
                 Some(_) | None => None,
@@ -58,6 +59,7 @@ impl Machine {
         }
     }
 
+    /// Answers the orders in the queue that can no longer begin in time.
     pub(super) fn expire(&mut self, now: BootTime, out: &mut Step) {
         let (due, queue): (VecDeque<_>, _) =
             mem::take(&mut self.queue).into_iter().partition(|o| now >= o.start_by);
@@ -75,16 +77,16 @@ impl Machine {
                 State::Busy(job) => self.queue.iter().position(|o| job.yields_to(o.kind)),
                 State::Down(_) | State::Up(_) => (!self.queue.is_empty()).then_some(0),
             };
-            let vet = next.map(|place| (place, self.vet(place, &state, out)));
+            let vet = next.map(|index| (index, self.vet(index, &state, out)));
             self.state = match (vet, state) {
                 (None | Some((_, Vet::Asked)), state) => {
                     self.state = state;
                     return;
                 }
                 (Some((_, Vet::Refused)), state) => state,
-                (Some((place, Vet::Passed)), State::Busy(job)) => self.overtake(now, *job, place, out),
+                (Some((index, Vet::Passed)), State::Busy(job)) => self.overtake(now, *job, index, out),
                 (Some((_, Vet::Passed)), state) => match self.queue.pop_front() {
-                    // Begun now, it would be overtaken at once.
+                    // A stop or kill in the queue would supersede this order at once.
                     Some(order)
                         if launches(order.kind)
                             && let Some(by) = self.end_that_waits() =>
@@ -110,6 +112,7 @@ impl Machine {
         sure.map(|order| order.kind).find(|kind| matches!(kind, OpKind::Stop | OpKind::Kill))
     }
 
+    /// Begins an order. A known process leads to [`Machine::found`], an unknown one to a look first.
     pub(super) fn begin(&mut self, now: BootTime, state: State, order: Order, out: &mut Step) -> State {
         let Order { op, kind, spec, .. } = order;
         if kind == OpKind::Unhost {
@@ -144,7 +147,7 @@ impl Machine {
             self.answer(op, Code::NoCommand, messages::no_command(kind, field), out);
             return state;
         }
-        self.remark = None;
+        self.success_note = None;
         if launches(kind) || matches!(kind, OpKind::Stop | OpKind::Kill) {
             // The order resets the fault.
             self.fault = None;
@@ -154,8 +157,8 @@ impl Machine {
             State::Up(_) | State::Busy(_) => Rest::Idle,
         };
         let purpose = Purpose::Op { op, kind, before: Before { hosting: self.hosting, rest } };
-        if !matches!(state, State::Up(_)) && self.has_turns(kind, &spec) {
-            // Its run would be known.
+        if !matches!(state, State::Up(_)) && self.runs_by_schedule(kind, &spec) {
+            // A run of a periodic proc would be known.
             let absence = Absence { cause: Cause::NoRun, hopeless: true };
             return self.missing(now, purpose, spec, absence, None, out);
         }
@@ -171,7 +174,7 @@ impl Machine {
     }
 
     /// Whether the order is for a periodic proc. A stop, kill or reload follows the stored spec.
-    fn has_turns(&self, kind: OpKind, spec: &Spec) -> bool {
+    fn runs_by_schedule(&self, kind: OpKind, spec: &Spec) -> bool {
         match kind {
             OpKind::Stop | OpKind::Kill | OpKind::Reload => self.spec.as_deref().unwrap_or(spec),
             OpKind::Start
@@ -199,7 +202,7 @@ impl Machine {
         self.hosting = Hosting::Unhosted;
         self.answer(op, Code::Success, messages::SUCCESS, out);
         (self.spec, self.saved, self.streak) = (None, None, Streak::default());
-        (self.turn, self.run) = (None, None);
+        (self.own_run, self.run) = (None, None);
         self.fault = None;
         out.writes.push(Write::Forget);
         State::Down(Rest::Idle)
@@ -207,16 +210,16 @@ impl Machine {
 
     /// A stop supersedes a launch, and a kill supersedes a stop. The superseded op is answered, and its
     /// processes are ended.
-    pub(super) fn overtake(&mut self, now: BootTime, job: Job, place: usize, out: &mut Step) -> State {
-        let order = self.queue.remove(place).expect("place is a position in the queue");
-        let ahead: Vec<Box<Order>> = self.queue.drain(..place).collect();
+    pub(super) fn overtake(&mut self, now: BootTime, job: Job, index: usize, out: &mut Step) -> State {
+        let order = self.queue.remove(index).expect("the index is in the queue");
+        let ahead: Vec<Box<Order>> = self.queue.drain(..index).collect();
         let hosting = match &job.purpose {
-            // It has ended hosting already.
+            // The stop has ended hosting already.
             Purpose::Op { kind: OpKind::Stop, before, .. } => before.hosting,
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
             | Purpose::Limit { .. }
-            | Purpose::Turn
+            | Purpose::ScheduledRun
             | Purpose::Recover { .. }
             | Purpose::Aftermath => self.hosting,
         };
@@ -231,7 +234,7 @@ impl Machine {
             }
         }
         self.fault = None;
-        self.remark = None;
+        self.success_note = None;
         for passed in ahead {
             self.answer(passed.op, Code::Cancelled, messages::overtaken(passed.kind, order.kind), out);
         }
@@ -297,10 +300,12 @@ impl Machine {
         let leftover = launch.ended.is_none().then_some(run);
         match (launch.process(), launch.old) {
             // A run may leave processes on purpose.
-            (Some(process), _) if self.turn.is_some() => self.found(now, purpose, spec, process, None, out),
+            (Some(process), _) if self.own_run.is_some() => {
+                self.found(now, purpose, spec, process, None, out)
+            }
             (Some(process), _)
                 if leftover.is_some()
-                    && process.found != Found::Foreground
+                    && (process.found != Found::Foreground || launch.is_child)
                     && spec.policy.kind == Kind::Resident
                     && has_end_command(&purpose, &spec) =>
             {

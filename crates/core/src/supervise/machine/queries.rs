@@ -40,8 +40,9 @@ impl Machine {
             State::Busy(job) => job.stage.process(),
             State::Down(_) => None,
         };
-        // Of a periodic proc only the run counts, and that is known.
-        let scope = if periodic { LookScope::Turn { last: None, since: None } } else { self.settled() };
+        // For a periodic proc only the current run counts, which is known.
+        let scope =
+            if periodic { LookScope::ScheduledRun { last: None, since: None } } else { self.settled() };
         out.effects.push(Effect::Inspect { op: order.op, process, scope, spec });
     }
 
@@ -54,7 +55,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         if matches!(state, State::Down(_)) {
-            self.puzzle_over(&view.sighting);
+            self.remember_odd_absence(&view.sighting);
         }
         let note = match (self.note_in(now, &state).as_ref(), &state, &view.sighting) {
             ("", State::Down(Rest::Due { .. }), _) => messages::WAITING.to_owned(),

@@ -1,14 +1,14 @@
 //! A reload, and whether the process is still there afterwards.
 
-use super::turns::Since;
+use super::schedule::Since;
 use super::{Machine, State, busy, op_kind};
 use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::process::{Exit, Process, Sighting};
 use crate::spec::{LEAST_LIFE, Spec};
 use crate::supervise::job::{LOOK_EVERY, Overdue, Purpose, Review, Running, Stage, Survival};
-use crate::supervise::policy::Fall;
-use crate::supervise::{CommandEnd, Effect, EffectAnswer, Input, LookScope, ProcNews, Step, messages};
+use crate::supervise::policy::DownCause;
+use crate::supervise::{CommandEnd, Effect, EffectAnswer, Input, LookScope, ProcNotice, Step, messages};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ impl Machine {
     ) -> State {
         let mut ended = None;
         match input {
-            Input::News(ProcNews::Exited { process: dead, .. }) if process.is(&dead) => gone = true,
+            Input::Notice(ProcNotice::Exited { process: dead, .. }) if process.is(&dead) => gone = true,
             Input::Answer(EffectAnswer::CommandEnded { run, end }) if run == command.run => ended = Some(end),
             Input::Tick => match command.overdue(now) {
                 Overdue::No => {}
@@ -43,7 +43,7 @@ impl Machine {
                     ended = Some(CommandEnd::Exited { exit: Exit::Unknown, output: String::new() })
                 }
             },
-            Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
+            Input::Order(_) | Input::Answer(_) | Input::Notice(_) => {}
         }
         let (code, message) = match ended {
             None => return busy(purpose, spec, Stage::Reloading { command, process, gone }),
@@ -105,7 +105,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         match input {
-            Input::News(ProcNews::Exited { process: dead, exit }) if survival.process.is(&dead) => {
+            Input::Notice(ProcNotice::Exited { process: dead, exit }) if survival.process.is(&dead) => {
                 let until = survival.successor_by.unwrap_or(now + SURVIVES);
                 // Successors are accepted until then, not after it.
                 if survival.is_successor && now >= until {
@@ -114,7 +114,7 @@ impl Machine {
                 }
                 return self.reload_lost(now, purpose, spec, survival.output, until, out);
             }
-            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::Notice(_) => {}
         }
         if now >= survival.until {
             self.answer_op(&purpose, Code::Success, messages::SUCCESS, out);
@@ -155,7 +155,7 @@ impl Machine {
     ) -> State {
         let message = messages::post_check(op_kind(purpose), spec, &self.key.name, why, output);
         self.answer_op(purpose, Code::PostCheck, message.clone(), out);
-        self.rest_tidied(now, Fall::Died, &message, out)
+        self.rest_tidied(now, DownCause::Died, &message, out)
     }
 
     pub(super) fn reviewing(
@@ -187,7 +187,7 @@ impl Machine {
                     }
                 }
             }
-            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::News(_) => {}
+            Input::Tick | Input::Order(_) | Input::Answer(_) | Input::Notice(_) => {}
         }
         if review.looking.is_none() && now >= review.next_look {
             review.looking = Some(self.look(LookScope::Settled, &spec, out));

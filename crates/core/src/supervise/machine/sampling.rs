@@ -13,8 +13,8 @@ use crate::op::OpKind;
 use crate::process::{Found, Process};
 use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Stage, Survival};
-use crate::supervise::limits::{LimitStrain, LimitVerdict};
-use crate::supervise::policy::Fall;
+use crate::supervise::limits::LimitVerdict;
+use crate::supervise::policy::DownCause;
 use crate::supervise::{Effect, Event, Hosting, RunId, Step, Write, messages};
 use crate::usage::{LimitHistory, Usage};
 use std::sync::Arc;
@@ -74,12 +74,13 @@ impl Machine {
         if !self.limited_in(&state).is_some_and(|limited| limited.is(&process)) {
             if matches!(state, State::Up(up) if up.is(&process)) {
                 // Samples of a process that is left alone do not count later.
-                self.strain = LimitStrain::default();
+                self.limit_tracker = None;
                 self.forget_fault(now, &spec);
             }
             return state;
         }
-        match self.strain.weigh(process, usage, &spec.resource, spec.policy.limit_samples) {
+        let limit_tracker = self.limit_tracker.get_or_insert_default();
+        match limit_tracker.add_sample(process, usage, &spec.resource, spec.policy.limit_samples) {
             LimitVerdict::Within => {
                 if let State::Up(_) = state {
                     self.forget_fault(now, &spec);
@@ -94,7 +95,7 @@ impl Machine {
         }
     }
 
-    /// All of its namespace use too much, and it is its turn.
+    /// The pool of the namespace is overused, and this process was chosen to be ended.
     pub(super) fn overused(
         &mut self,
         now: BootTime,
@@ -110,7 +111,7 @@ impl Machine {
         self.end_over(now, state, spec, process, past, event, out)
     }
 
-    /// The reason for which it was ended stands until it runs stably again.
+    /// Clears the reason of the last end when the process runs stably again.
     fn forget_fault(&mut self, now: BootTime, spec: &Spec) {
         let stable = |start| now.since(start) > spec.policy.stable_after();
         if self.fault.is_some() && self.streak.last_start.is_none_or(stable) {
@@ -135,16 +136,16 @@ impl Machine {
             State::Busy(job) => interrupt(*job, out),
             State::Up(_) | State::Down(_) => (None, None),
         };
-        self.end(now, Purpose::Limit { fall: fall(past), op }, spec, process, launch, out)
+        self.end(now, Purpose::Limit { down_cause: down_cause(past), op }, spec, process, launch, out)
     }
 
     /// A process that exceeded its limits or was unhealthy is gone. The restart policy starts it again, if it
     /// is hosted. A process that exceeded its limits from its start had no stable run, however long the
-    /// samples took; otherwise it would be restarted for ever.
+    /// samples took; otherwise it would be restarted endlessly.
     pub(super) fn limited(
         &mut self,
         now: BootTime,
-        fall: Fall,
+        down_cause: DownCause,
         op: Option<(OpId, OpKind)>,
         out: &mut Step,
     ) -> State {
@@ -163,7 +164,7 @@ impl Machine {
             // There is no restart that would sweep first, and the leftovers may have caused the overuse.
             self.sweep(&spec, out);
         }
-        self.rest(now, fall, &last, out)
+        self.rest(now, down_cause, &last, out)
     }
 }
 
@@ -196,9 +197,9 @@ fn interrupt(job: Job, out: &mut Step) -> (Option<(OpId, OpKind)>, Option<RunId>
 }
 
 /// A process that exceeded its limits from its start counts as a failed start.
-fn fall(past: LimitHistory) -> Fall {
+fn down_cause(past: LimitHistory) -> DownCause {
     match past {
-        LimitHistory::OnceWithin => Fall::Died,
-        LimitHistory::AlwaysOver => Fall::NotStarted,
+        LimitHistory::OnceWithin => DownCause::Died,
+        LimitHistory::AlwaysOver => DownCause::NotStarted,
     }
 }

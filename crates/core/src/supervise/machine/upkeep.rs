@@ -1,14 +1,14 @@
 //! The restart policy for a process that died: look for it, restart it, or give up.
 
-use super::turns::Since;
+use super::schedule::Since;
 use super::{Machine, State, busy};
 use crate::boot_time::BootTime;
 use crate::op::{OpKind, Order};
 use crate::process::{Exit, Found, Process};
 use crate::spec::Kind;
-use crate::spread::{self, Occasion};
+use crate::stagger::{self, StaggerReason};
 use crate::supervise::job::{Purpose, Stage};
-use crate::supervise::policy::{Fall, RestartVerdict};
+use crate::supervise::policy::{DownCause, RestartVerdict};
 use crate::supervise::record::Rest;
 use crate::supervise::{Effect, Event, Hosting, LookScope, PlanId, Signal, Step, Write, messages};
 
@@ -16,16 +16,17 @@ use crate::supervise::{Effect, Event, Hosting, LookScope, PlanId, Signal, Step, 
 const MOST_OLDER: usize = 8;
 
 /// The decision about a proc that is not running.
-pub(super) enum Fate {
-    /// It is started without a pause.
-    Starts { why: String },
+pub(super) enum RestartPlan {
+    /// Start it without a pause.
+    Start { why: String },
     /// Start it at this time.
-    StartsAt { at: BootTime, why: String },
+    StartAt { at: BootTime, why: String },
     /// Do not restart it, or only by its schedule.
-    Rests(State),
+    Stay(State),
 }
 
 impl Machine {
+    /// The supervised process has exited without an order.
     pub(super) fn exited(&mut self, now: BootTime, process: Process, exit: Exit, out: &mut Step) -> State {
         if self.timetable().is_some() {
             // The end of a run is normal; a failure has been reported.
@@ -50,9 +51,9 @@ impl Machine {
                 self.end_orphans(&state, out);
                 state
             }
-            // It may have been replaced by itself: a new process under the same pid file; or it was a slow
-            // start command that left the real one behind and ended well.
-            (Found::Foreground | Found::Shell | Found::PidFile | Found::Name, _) => {
+            // The program may have replaced itself, with a new process under the same pid file; or it was a
+            // slow start command that left the real process behind and exited with 0.
+            (Found::Foreground | Found::CommandChild | Found::Shell | Found::PidFile | Found::Name, _) => {
                 self.upkeep(now, last, out)
             }
         }
@@ -88,7 +89,7 @@ impl Machine {
         if self.spec.is_none() || self.timetable().is_some() {
             return State::Down(rest);
         }
-        self.puzzle = None;
+        self.odd_absence = None;
         self.streak.last_start = Some(now);
         out.effects.push(Effect::Watch(process));
         out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
@@ -115,7 +116,7 @@ impl Machine {
         }
     }
 
-    /// Look whether it is there, and start it again if not and if it is hosted.
+    /// Looks for the process, and restarts it if it is absent and hosted.
     pub(super) fn upkeep(&mut self, now: BootTime, last: String, out: &mut Step) -> State {
         if self.timetable().is_some() {
             return self.schedule(now, Since::Run, out);
@@ -125,64 +126,76 @@ impl Machine {
         busy(Purpose::Upkeep { last }, spec, Stage::Looking { look, launch: None })
     }
 
-    /// It is certainly not running. A restart that was waited for and is due is done now; else the policy
+    /// The process is not running. A pending restart that is due is carried out now; otherwise the policy
     /// decides.
     pub(super) fn revive(&mut self, now: BootTime, last: &str, out: &mut Step) -> State {
         match self.saved.as_ref().map(|record| &record.rest) {
             Some(Rest::Retry { at, .. }) if now >= *at && self.hosting == Hosting::Hosted => {
-                match self.placed {
+                match self.has_start_slot {
                     true => self.relaunch(now, last.to_owned(), out),
-                    false => self.queue_up(Occasion::Retry, last.to_owned(), out),
+                    false => self.stagger_start(StaggerReason::Retry, last.to_owned(), out),
                 }
             }
-            _ => self.rest(now, Fall::Died, last, out),
+            _ => self.rest(now, DownCause::Died, last, out),
         }
     }
 
-    /// Where a proc that is not running goes from here.
-    pub(super) fn rest(&mut self, now: BootTime, fall: Fall, last: &str, out: &mut Step) -> State {
-        match self.fate(now, fall, last, out) {
-            Fate::Starts { .. } => self.relaunch(now, last.to_owned(), out),
-            Fate::StartsAt { at, why } => State::Down(Rest::Retry { at, why }),
-            Fate::Rests(state) => state,
+    /// The next state of a proc that is not running.
+    pub(super) fn rest(&mut self, now: BootTime, down_cause: DownCause, last: &str, out: &mut Step) -> State {
+        match self.plan_restart(now, down_cause, last, out) {
+            RestartPlan::Start { .. } => self.relaunch(now, last.to_owned(), out),
+            RestartPlan::StartAt { at, why } => State::Down(Rest::Retry { at, why }),
+            RestartPlan::Stay(state) => state,
         }
     }
 
-    /// As [`Machine::rest`], and nothing that was not recognised stays behind unknown.
-    pub(super) fn rest_tidied(&mut self, now: BootTime, fall: Fall, last: &str, out: &mut Step) -> State {
-        let state = self.rest(now, fall, last, out);
+    /// As [`Machine::rest`]; also kills leftovers that were not recognised as the process.
+    pub(super) fn rest_tidied(
+        &mut self,
+        now: BootTime,
+        down_cause: DownCause,
+        last: &str,
+        out: &mut Step,
+    ) -> State {
+        let state = self.rest(now, down_cause, last, out);
         if let (State::Down(_), Some(spec)) = (&state, self.spec.clone()) {
             self.tidy(&spec, out);
             // The next launch sweeps again: a process may have escaped this time.
-            self.untidy = true;
+            self.may_have_leftovers = true;
         }
         state
     }
 
     /// The decision about a proc that is not running.
-    pub(super) fn fate(&mut self, now: BootTime, fall: Fall, last: &str, out: &mut Step) -> Fate {
-        self.untidy = true;
+    pub(super) fn plan_restart(
+        &mut self,
+        now: BootTime,
+        down_cause: DownCause,
+        last: &str,
+        out: &mut Step,
+    ) -> RestartPlan {
+        self.may_have_leftovers = true;
         if self.timetable().is_some() {
-            return Fate::Rests(self.schedule(now, Since::Run, out));
+            return RestartPlan::Stay(self.schedule(now, Since::Run, out));
         }
         let Some(spec) = self.spec.clone().filter(|_| self.hosting == Hosting::Hosted) else {
-            return Fate::Rests(State::Down(Rest::Idle));
+            return RestartPlan::Stay(State::Down(Rest::Idle));
         };
         if spec.policy.kind == Kind::Once {
             self.hosting = Hosting::Unhosted;
-            return Fate::Rests(State::Down(Rest::Idle));
+            return RestartPlan::Stay(State::Down(Rest::Idle));
         }
         if spec.control.start_cmd.is_empty() {
-            return Fate::Rests(self.give_up(messages::no_way_back(last), out));
+            return RestartPlan::Stay(self.give_up(messages::no_way_back(last), out));
         }
-        let verdict = self.streak.fell(now, fall, &spec.policy, &self.key);
+        let verdict = self.streak.restart_verdict(now, down_cause, &spec.policy, &self.key);
         let why = || messages::retry(self.streak.restarts, spec.policy.start_retries, last);
         match verdict {
-            RestartVerdict::Now => Fate::Starts { why: why() },
-            RestartVerdict::At(at) => Fate::StartsAt { at, why: why() },
+            RestartVerdict::Now => RestartPlan::Start { why: why() },
+            RestartVerdict::At(at) => RestartPlan::StartAt { at, why: why() },
             RestartVerdict::GiveUp => {
                 let reason = messages::gave_up(self.streak.restarts, last);
-                Fate::Rests(self.give_up(reason, out))
+                RestartPlan::Stay(self.give_up(reason, out))
             }
         }
     }
@@ -198,24 +211,24 @@ impl Machine {
         self.launch(now, Purpose::Upkeep { last }, spec, None, out)
     }
 
-    /// It is to be started, as perhaps many are at this moment.
-    pub(super) fn queue_up(&mut self, occasion: Occasion, last: String, out: &mut Step) -> State {
+    /// Asks for a start time, because many procs may be due at this moment.
+    pub(super) fn stagger_start(&mut self, reason: StaggerReason, last: String, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Down(Rest::Idle) };
         let plan = PlanId(self.serial());
-        out.effects.push(Effect::Place { plan, occasion });
+        out.effects.push(Effect::Stagger { plan, reason });
         busy(Purpose::Upkeep { last }, spec, Stage::Planning { plan })
     }
 
-    pub(super) fn placed(
+    pub(super) fn staggered(
         &mut self,
         now: BootTime,
         at: BootTime,
-        cause: spread::SpreadCause,
+        cause: stagger::StaggerCause,
         out: &mut Step,
     ) -> State {
-        let why = messages::spread(cause).to_owned();
-        self.placed = now < at;
-        if self.placed { State::Down(Rest::Retry { at, why }) } else { self.relaunch(now, why, out) }
+        let why = messages::staggered(cause).to_owned();
+        self.has_start_slot = now < at;
+        if self.has_start_slot { State::Down(Rest::Retry { at, why }) } else { self.relaunch(now, why, out) }
     }
 
     pub(super) fn give_up(&mut self, reason: String, out: &mut Step) -> State {

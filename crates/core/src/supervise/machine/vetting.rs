@@ -20,9 +20,9 @@ use std::sync::Arc;
 /// The decision about one order of the queue.
 pub(super) enum Vet {
     Passed,
-    /// It was refused, and is out of the queue.
+    /// The order was refused and removed from the queue.
     Refused,
-    /// It waits for [`Machine::vetted`].
+    /// The order waits for [`Machine::vetted`].
     Asked,
 }
 
@@ -30,8 +30,8 @@ impl Machine {
     /// The answer to [`Effect::Vet`]. `None`: no process of another account is involved.
     pub fn vetted(&mut self, now: BootTime, op: OpId, other: Option<OtherAccount>) -> Step {
         let mut out = Step::default();
-        if let Some(place) = self.queries.iter().position(|order| order.op == op) {
-            let order = self.queries.remove(place);
+        if let Some(index) = self.queries.iter().position(|order| order.op == op) {
+            let order = self.queries.remove(index);
             match other {
                 None => {
                     let state = self.take();
@@ -42,34 +42,34 @@ impl Machine {
             }
             return out;
         }
-        let Some(place) = self.queue.iter().position(|order| order.op == op) else { return out };
+        let Some(index) = self.queue.iter().position(|order| order.op == op) else { return out };
         match other {
-            None => self.vetted = Some(op),
+            None => self.vetted = Some(Box::new(op)),
             Some(other) => {
-                let order = self.queue.remove(place).expect("place is a position in the queue");
+                let order = self.queue.remove(index).expect("the index is in the queue");
                 refuse(&order, messages::process_of_another(&other), &mut out);
             }
         }
         self.proceed(now, &mut out);
         self.vetted = None;
-        self.mark_begun(&mut out);
+        self.write_begun(&mut out);
         self.save(&mut out);
         out
     }
 
     /// Whether the order with this index in the queue may begin now. `state` has been taken out of the
     /// machine.
-    pub(super) fn vet(&mut self, place: usize, state: &State, out: &mut Step) -> Vet {
-        let order = &self.queue[place];
+    pub(super) fn vet(&mut self, index: usize, state: &State, out: &mut Step) -> Vet {
+        let order = &self.queue[index];
         if order.accounts.is_all() {
             return Vet::Passed;
         }
         if let Some(reason) = self.spec_of_another(state, order) {
-            let order = self.queue.remove(place).expect("place is a position in the queue");
+            let order = self.queue.remove(index).expect("the index is in the queue");
             refuse(&order, reason, out);
             return Vet::Refused;
         }
-        if self.vetted == Some(order.op) {
+        if self.vetted.as_deref() == Some(&order.op) {
             return Vet::Passed;
         }
         match self.question(state, order) {
@@ -81,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// An order that the specs forbid need not wait for its turn.
+    /// Refuses an order that the specs forbid without queueing it.
     pub(super) fn refuses_at_once(&self, state: &State, order: &Order, out: &mut Step) -> bool {
         let reason = self.spec_of_another(state, order);
         let refused = reason.is_some();
@@ -112,7 +112,7 @@ impl Machine {
         };
         let stored = self.spec.as_deref();
         let denied = |spec: &&Spec| !order.accounts.allows(&spec.identity.user);
-        // The server has looked at the sent one, too.
+        // The server has checked the sent spec, too.
         let of_host = stored.into_iter().chain(under_way).find(denied);
         of_host.map(|spec| messages::spec_of_another(&spec.identity.user)).or_else(|| {
             order.spec.as_ref().filter(denied).map(|spec| messages::sent_for_another(&spec.identity.user))
@@ -129,8 +129,8 @@ impl Machine {
             State::Busy(job) => job.stage.process(),
         };
         let scope = match self.spec {
-            // Of a periodic proc only the run counts, and that is known.
-            _ if spec.policy.kind.schedule().is_some() => LookScope::Turn { last: None, since: None },
+            // For a periodic proc only the current run counts, which is known.
+            _ if spec.policy.kind.schedule().is_some() => LookScope::ScheduledRun { last: None, since: None },
             Some(_) => self.settled(),
             // Its process may have kept running since it was unregistered.
             None => LookScope::Recovery { last: None },

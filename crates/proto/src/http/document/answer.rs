@@ -10,7 +10,7 @@ pub(super) fn definitions(generator: &mut SchemaGenerator, words: &mut Words) ->
     all.sort_by(|one, other| one.0.cmp(&other.0));
     let described = all.into_iter().map(|(name, mut schema)| {
         plain(&mut schema);
-        // The frame is the same around everything.
+        // The envelope is the same for all answers.
         let kind = match name.split_once("Answer_") {
             Some(("" | "Page", _)) => "Answer",
             Some(("Job", _)) => "JobAnswer",

@@ -1,4 +1,4 @@
-//! Which code reads the requests of which API, and what else there is to know of it.
+//! The table of APIs: the code that reads the requests of each, and its other properties.
 
 use super::words::Words;
 use crate::http::fault::Faults;
@@ -14,26 +14,26 @@ use std::fmt::Debug;
 pub struct ApiEntry {
     pub name: &'static str,
     pub family: Family,
-    /// Runs the code that reads its requests; `None`: it is asked for nothing.
+    /// Runs the code that reads its requests; `None`: the API has no request.
     pub read: Option<ReadCall>,
     /// A field whose value decides which others are read, and its values.
     pub varies: Option<(&'static str, &'static [i64])>,
-    pub body: FieldPlace,
+    pub body: FieldLocation,
     pub repeats: Repeats,
 }
 
 /// Reads a request, or records the fields that it would read; the result can be shown.
 pub type ReadCall = fn(RequestBody<'_>) -> Result<Box<dyn Debug>, Faults>;
 
-/// Where a request's fields stand.
+/// The location of a request's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FieldPlace {
+pub enum FieldLocation {
     InBody,
     /// In the body or in the query: callers use both.
     InQueryToo,
 }
 
-/// Whether a call that comes twice under one key is one call.
+/// Whether a repeated call with the same idempotency key is one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeats {
     Each,
@@ -89,19 +89,19 @@ const fn api(name: &'static str, family: Family, read: ReadCall) -> ApiEntry {
         family,
         read: Some(read),
         varies: None,
-        body: FieldPlace::InBody,
+        body: FieldLocation::InBody,
         repeats: Repeats::Each,
     }
 }
 
 /// An API without a request.
 const fn plain(name: &'static str, family: Family) -> ApiEntry {
-    ApiEntry { name, family, read: None, varies: None, body: FieldPlace::InBody, repeats: Repeats::Each }
+    ApiEntry { name, family, read: None, varies: None, body: FieldLocation::InBody, repeats: Repeats::Each }
 }
 
 impl ApiEntry {
     const fn in_query_too(mut self) -> ApiEntry {
-        self.body = FieldPlace::InQueryToo;
+        self.body = FieldLocation::InQueryToo;
         self
     }
 
@@ -118,7 +118,7 @@ impl ApiEntry {
         self
     }
 
-    /// Makes a task, in one of the eight ways.
+    /// Makes a task with one of the eight operations.
     const fn operates(mut self) -> ApiEntry {
         self.varies = Some(("op_type", &OP_TYPES));
         self.repeats = Repeats::ByKey;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 const TASK: &str = "GSETASK:20261116080000:8";
 const AGENT: &str = "0200000000525400f355781710390005465c";
 
-/// `None` for an API that is asked for nothing.
+/// `None` for an API without a request.
 pub fn request(api: &str) -> Option<Value> {
     let hosts = json!([{"ip": "10.0.0.1", "bk_cloud_id": 1}]);
     let pool =

@@ -10,7 +10,7 @@ mod examples;
 mod request;
 mod words;
 
-use self::apis::{ApiEntry, Family, FieldPlace, Repeats};
+use self::apis::{ApiEntry, Family, FieldLocation, Repeats};
 use self::words::Words;
 use super::login;
 use schemars::Schema;
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 pub use self::examples::request as example_request;
 pub use self::request::fields_of;
 
-/// The headers that count.
+/// The headers that identify a repeated call.
 pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 pub const REQUEST_ID: &str = "X-Bkapi-Request-Id";
 
@@ -29,7 +29,7 @@ pub const REQUEST_ID: &str = "X-Bkapi-Request-Id";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     Get,
-    /// It makes a task or changes something.
+    /// For APIs that create a task or change something.
     Post,
     /// A query: callers use both.
     PostOrGet,
@@ -73,15 +73,15 @@ pub fn openapi(served: &[ServedPath], version: &str) -> Document {
     let mut generator = settings.into_generator();
     let mut words = Words::new();
     let mut paths: BTreeMap<(Family, usize), (String, Map<String, Value>)> = BTreeMap::new();
-    let mut places: BTreeMap<String, (Family, usize)> = BTreeMap::new();
-    for (place, api) in apis::APIS.iter().enumerate() {
+    let mut indexes: BTreeMap<String, (Family, usize)> = BTreeMap::new();
+    for (index, api) in apis::APIS.iter().enumerate() {
         let mut of_api = served.iter().filter(|served| served.api == api.name);
         let Some(main) = of_api.next() else {
             words.fault(format!("{} is described and not served", api.name));
             continue;
         };
         let aliases: Vec<&str> = of_api.map(|served| served.path.as_str()).collect();
-        let at = *places.entry(main.path.clone()).or_insert((api.family, place));
+        let at = *indexes.entry(main.path.clone()).or_insert((api.family, index));
         let (_, item) = paths.entry(at).or_insert_with(|| (main.path.clone(), Map::new()));
         for (method, operation) in operations(api, main, &aliases, &mut generator, &mut words) {
             item.insert(method.to_owned(), operation);
@@ -161,7 +161,7 @@ fn operations(
     let response = success(api, main, generator, words);
     let methods: &[&str] = match (main.method, api.body) {
         (Method::Get, _) => &["get"],
-        (Method::PostOrGet, FieldPlace::InQueryToo) => &["post", "get"],
+        (Method::PostOrGet, FieldLocation::InQueryToo) => &["post", "get"],
         (Method::Post | Method::PostOrGet, _) => &["post"],
     };
     let operation = |method: &&'static str| {
@@ -253,7 +253,7 @@ fn success(api: &ApiEntry, main: &ServedPath, generator: &mut SchemaGenerator, w
 fn responses(main: &ServedPath, success: &Value) -> Value {
     let mut responses = json!({"200": success});
     if let AnswerEntry::Json(_) = main.answer {
-        // A name of the caller's in the path may make another path of it.
+        // A parameter in the path may make the request match another path.
         if main.path.contains('{') {
             responses["404"] = json!({"$ref": "#/components/responses/NoSuchApi"});
         }

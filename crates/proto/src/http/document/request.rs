@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// All runs of an API's reading code.
 pub(super) struct Runs {
     record: FieldRecord,
-    /// For which values of the varying field a field must be there, where not for all.
+    /// The values of the varying field for which a field is required, if not for all.
     sometimes: BTreeMap<String, Vec<i64>>,
 }
 
@@ -77,7 +77,7 @@ pub(super) fn query(api: &ApiEntry, runs: &Runs, words: &mut Words) -> Vec<Value
                 parameter[key] = text;
             }
         }
-        // An empty text stands for nothing in a query, and null is a text there.
+        // In a query an empty text means absent, and `null` is a text.
         if let Some(list) = schema["type"].as_array() {
             schema["type"] = list[0].clone();
         }
@@ -126,9 +126,9 @@ fn object(api: &ApiEntry, runs: &Runs, prefix: &str, words: &mut Words) -> Value
         let schema = schema_of(api, runs, path, shape, words);
         let needed = record.need(path) >= FieldNeed::Present;
         let other = record.aliases.iter().find(|(first, _)| first == path).map(|(_, other)| other);
-        if let Some((other, place)) = other.and_then(|other| Some((here(other)?, other))) {
+        if let Some((other, path)) = other.and_then(|other| Some((here(other)?, other))) {
             let mut same = schema.clone();
-            words.describe_field(&mut same, api.name, place);
+            words.describe_field(&mut same, api.name, path);
             same["x-alias-of"] = json!(name);
             properties.insert(name.to_owned(), schema);
             properties.insert(other.clone(), same);
@@ -170,7 +170,7 @@ fn schema_of(api: &ApiEntry, runs: &Runs, path: &str, shape: &Shape, words: &mut
             true => json!({"type": "string", "minLength": 1, "maxLength": longest, "pattern": "\\S"}),
             false => json!({"type": "string", "maxLength": longest}),
         },
-        // A list of types would not do in a query, where everything is text.
+        // In a query everything is text, so a list of types would be wrong.
         Shape::Integer(range) if is_own(api) => bounded("integer", range),
         Shape::Integer(range) => json!({"anyOf": [bounded("integer", range), {"type": "string"}]}),
         Shape::Choice(known) if is_own(api) => json!({"type": "integer", "enum": known}),
@@ -222,7 +222,7 @@ fn is_own(api: &ApiEntry) -> bool {
     matches!(api.family, Family::Native | Family::Admin)
 }
 
-/// Bounds that are only those of the machine's numbers go without saying.
+/// Bounds of the integer type itself are left out.
 fn bounded(kind: &str, range: &std::ops::RangeInclusive<i64>) -> Value {
     let mut schema = json!({"type": kind});
     if *range.start() != i64::MIN {

@@ -26,7 +26,7 @@ pub struct JobEnvelope<T> {
     pub request_id: String,
 }
 
-/// The `data` of what makes a task.
+/// The `data` of calls that create a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct JobAccepted {
     pub bk_gse_taskid: String,
@@ -71,7 +71,7 @@ impl JobOpResult {
 /// The `data` of `get_proc_result`.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct JobResults {
-    /// 115 while any of them is open.
+    /// 115 while any op is open.
     pub status: u32,
     pub result: Keyed<JobOpResult>,
 }
@@ -92,8 +92,7 @@ pub fn alive(hosts: &[NamedHost], find: impl Fn(&Host) -> Option<AgentView>) -> 
     hosts.iter().map(|named| alive_row(named, &find)).collect()
 }
 
-/// As GSE's, but a process is called by the name of its program, and has the one field more that JOB's
-/// document shows.
+/// As in GSE, but with the name of the program and the additional field of JOB's document.
 fn content(about: OpContext<'_>, outcome: &Outcome) -> Rendered {
     let program = about.spec.map(|spec| &spec.identity.proc_name).filter(|name| !name.is_empty());
     let namespace = about.proc.namespace.clone();

@@ -11,7 +11,7 @@ use procfleet_core::op::OpKind;
 use procfleet_core::spec::{Identity, Instances, JobFacts, Kind, Policy, Resource, Schedule, Shell, Spec};
 use std::time::Duration;
 
-/// Whom `operate_proc`'s processes belong to, as JOB's own server writes it.
+/// The contact of `operate_proc`'s processes in JOB's own server.
 const CONTACT: &str = "mapleleaf";
 const ACCOUNT: &str = "root";
 /// The time limit of JOB's own server for the scripts of `operate_proc` and the processes that they start.
@@ -20,7 +20,7 @@ const SCRIPT_START_CHECK: Duration = Duration::from_secs(5);
 /// The default of JOB's own server for an invalid percentage in `operate_proc`.
 const ODD_CPU_LIMIT: f64 = 50.0;
 const ODD_MEM_LIMIT: f64 = 30.0;
-/// Where the commands of a process run that has no folder.
+/// The working directory of a process without a folder.
 const NO_FOLDER: &str = "/";
 
 pub(super) struct Info {
@@ -66,7 +66,7 @@ pub(super) fn with_scripts(r: &Reader<'_>, faults: &mut Faults) -> Info {
 /// `operate_process`.
 pub(super) fn with_commands(r: &Reader<'_>, kind: Option<OpKind>, faults: &mut Faults) -> Info {
     let identity = read_identity(r, Paths::Required, faults);
-    let life = read_life(r, kind, Unsaid::ByCycle, faults);
+    let life = read_kind(r, kind, DefaultKind::ByCycle, faults);
     let contact = r.text("contact", LONGEST_NAME, faults);
     whole(r, identity, life, contact, faults)
 }
@@ -74,7 +74,7 @@ pub(super) fn with_commands(r: &Reader<'_>, kind: Option<OpKind>, faults: &mut F
 /// `manage_proc`. Its document requires neither paths nor commands.
 pub(super) fn to_be_hosted(r: &Reader<'_>, kind: Option<OpKind>, faults: &mut Faults) -> Info {
     let identity = read_identity(r, Paths::Optional, faults);
-    let life = read_life(r, kind, Unsaid::Periodic, faults);
+    let life = read_kind(r, kind, DefaultKind::Periodic, faults);
     let contact = r.required_text("proc_owner", LONGEST_NAME, faults);
     whole(r, identity, life, contact, faults)
 }
@@ -137,12 +137,12 @@ fn read_identity(r: &Reader<'_>, paths: Paths, faults: &mut Faults) -> Identity 
     }
 }
 
-/// A text that people and logs may know the process by. A blank one is none.
+/// A text for people and logs. A blank text counts as absent.
 fn plain(r: &Reader<'_>, field: &str, text: String, faults: &mut Faults) -> String {
     if text.trim().is_empty() {
         return String::new();
     }
-    // The reader has said so of NUL.
+    // The reader has reported NUL already.
     if text.chars().any(|c| c.is_control() && c != '\0') {
         faults.add(r.path(field), "contains a control character");
     }
@@ -177,16 +177,16 @@ fn key(identity: &Identity, separator: char) -> ProcKey {
     ProcKey::of_job(name)
 }
 
-/// How a process is meant to live where `type` is left out.
+/// The kind of a process whose `type` is left out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Unsaid {
+enum DefaultKind {
     /// As `manage_proc`'s document says.
     Periodic,
     /// Periodic if there is a cycle, else resident: `operate_process`'s document says nothing.
     ByCycle,
 }
 
-fn read_life(r: &Reader<'_>, kind: Option<OpKind>, unsaid: Unsaid, faults: &mut Faults) -> Kind {
+fn read_kind(r: &Reader<'_>, kind: Option<OpKind>, default_kind: DefaultKind, faults: &mut Faults) -> Kind {
     let before = faults.list().len();
     let number = r.integer("type", 0..=2, faults);
     let cycle = seconds(r, "cycle_time", LONGEST_CYCLE, faults);
@@ -194,16 +194,16 @@ fn read_life(r: &Reader<'_>, kind: Option<OpKind>, unsaid: Unsaid, faults: &mut 
         // Other missing fields cannot be determined.
         return Kind::Resident;
     }
-    match (number, cycle, unsaid) {
-        (Some(1), _, _) | (None, None, Unsaid::ByCycle) => Kind::Resident,
+    match (number, cycle, default_kind) {
+        (Some(1), _, _) | (None, None, DefaultKind::ByCycle) => Kind::Resident,
         (Some(2), _, _) => Kind::Once,
         (_, Some(cycle), _) => Kind::Periodic(Schedule::Every(cycle)),
         (_, None, _) => {
-            // An operation that only ends or shows a process does not ask how it was meant to live.
+            // An operation that only ends or shows a process does not need its kind.
             if matches!(kind, Some(OpKind::Start | OpKind::Host | OpKind::Restart)) {
-                let said = if number.is_some() { "is" } else { "was left out, which is" };
+                let verb = if number.is_some() { "is" } else { "was left out, which is" };
                 let reason =
-                    format!("is required, for type {said} 0 (periodic); type 1 is resident, and 2 runs once");
+                    format!("is required, for type {verb} 0 (periodic); type 1 is resident, and 2 runs once");
                 faults.add(r.path("cycle_time"), reason);
             }
             Kind::Resident
@@ -215,7 +215,7 @@ fn read_times(r: &Reader<'_>, faults: &mut Faults) -> Policy {
     let default = Policy::default();
     let begin = seconds(r, "start_check_begin_time", LONGEST_WAIT, faults);
     let end = seconds(r, "start_check_end_time", LONGEST_WAIT, faults);
-    // With nothing between the two there is one moment to look at: a start must hold until then.
+    // If both are equal, there is a single check, at that time.
     let (check_begin, start_check) = match (begin, end) {
         (begin, Some(end)) if end > begin.unwrap_or_default() => (begin.unwrap_or_default(), end),
         (Some(begin), _) => (default.check_begin, begin),

@@ -49,7 +49,7 @@ pub fn manage_proc<'v>(body: impl Into<RequestBody<'v>>) -> Result<Operation, Fa
     operation(body.into(), read_hosting, info::to_be_hosted)
 }
 
-/// `get_proc_result`: the task id as text. Whether anybody issued it is not known here.
+/// `get_proc_result`: the task id as text. Whether the task exists is checked later.
 pub fn get_proc_result<'v>(body: impl Into<RequestBody<'v>>) -> Result<(NamedScope, String), Faults> {
     read_scoped(body.into(), |reader, faults| reader.required_text("bk_gse_taskid", 128, faults))
 }
@@ -71,7 +71,7 @@ fn operation(
         let kind = read_kind(reader, faults);
         let elements = present(reader, LIST, faults).into_iter();
         let elements = elements.map(|element| read_element(element, kind, &read_info)).collect();
-        let requests = sort_out(elements, faults, |place| format!("{LIST}[{place}]"));
+        let requests = sort_out(elements, faults, |index| format!("{LIST}[{index}]"));
         (requests, faults.take_warnings())
     })?;
     Ok(Operation { scope, requests, warnings })
@@ -88,16 +88,16 @@ fn read_element(
     };
     let mut own = Faults::default();
     let Info { proc, spec } = read_info(&element, kind, &mut own);
-    check_size(&spec, element.place().to_owned(), &mut own);
+    check_size(&spec, element.own_path().to_owned(), &mut own);
     let named = !spec.identity.proc_name.is_empty() || !spec.identity.index_key.is_empty();
     let targets = host_targets(present(&element, "ip_list", &mut own), &mut own);
-    // Which operation it is does not matter where it is not known: that was a fault of the call.
+    // An unknown operation is a fault of the call, so the kind does not matter here.
     let kind = kind.unwrap_or(OpKind::Query);
     let request = Request { proc, kind, spec: Some(spec), targets, refused: None };
     (named.then_some(request), own)
 }
 
-/// The scope of a call and what else it says, or all of its faults.
+/// The scope of a call and its other fields, or all of its faults.
 fn read_scoped<T>(
     body: RequestBody<'_>,
     read: impl FnOnce(&Reader<'_>, &mut Faults) -> T,
@@ -136,7 +136,7 @@ fn read_hosting(reader: &Reader<'_>, faults: &mut Faults) -> Option<OpKind> {
     }
 }
 
-/// The elements of a list that must have some.
+/// The elements of a list that must not be empty.
 fn present<'v>(reader: &Reader<'v>, field: &str, faults: &mut Faults) -> Vec<Result<Reader<'v>, Faults>> {
     reader.require(field, faults);
     if reader.is_empty_list(field) {

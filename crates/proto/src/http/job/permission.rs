@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 const SYSTEM: &str = "procfleet";
-/// The id that stands for everything of a dimension, as in a grant.
+/// The wildcard of a dimension, as in a grant.
 const EVERYTHING: &str = "*";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -111,11 +111,11 @@ mod tests {
             Denial::EveryAccount,
         ];
         let permission = serde_json::to_value(Permission::of_missing(&denials)).expect("JSON");
-        let ids = |place: usize| -> Vec<Value> {
-            let instances = &permission["actions"][place]["related_resource_types"][0]["instances"];
+        let ids = |index: usize| -> Vec<Value> {
+            let instances = &permission["actions"][index]["related_resource_types"][0]["instances"];
             instances.as_array().expect("a list").iter().map(|path| path[0]["id"].clone()).collect()
         };
-        let actions: Vec<&Value> = (0..3).map(|place| &permission["actions"][place]["id"]).collect();
+        let actions: Vec<&Value> = (0..3).map(|index| &permission["actions"][index]["id"]).collect();
         assert_eq!(actions, ["use_business", "use_op", "use_account"]);
         assert_eq!(
             (ids(0), ids(1), ids(2)),

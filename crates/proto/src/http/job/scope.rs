@@ -1,10 +1,10 @@
-//! Which business, or set of businesses, a call is about: `bk_biz_id`, or `bk_scope_type` with `bk_scope_id`.
+//! The business, or set of businesses, of a call: `bk_biz_id`, or `bk_scope_type` with `bk_scope_id`.
 
 use crate::http::fault::Faults;
 use crate::http::read::Reader;
 use procfleet_core::id::BusinessId;
 
-/// A scope as a caller names it. Whether there is such a business is not known here.
+/// A scope as a caller names it. Whether the business exists is checked later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedScope {
     pub of: ScopeOf,

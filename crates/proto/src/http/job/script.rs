@@ -1,8 +1,7 @@
 //! The commands of `operate_proc`: scripts in the folder of the process, with its name as argument.
 //!
 //! JOB's own server lets a script of `sh` run in the background (`&`), because it would wait for it
-//! otherwise. Here a script may stay in the foreground, and its outcome is worth having, so it is run as it
-//! is.
+//! otherwise. Here a script may stay in the foreground, and its outcome is reported, so it runs unchanged.
 
 use procfleet_core::spec::{Control, Shell};
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// The methods that a filesystem may allow.
-const ALL_MEANS: [Means; 3] = [Means::Collapse, Means::Hole, Means::Empty];
+const ALL_METHODS: [CutMethod; 3] = [CutMethod::Collapse, CutMethod::Hole, CutMethod::Empty];
 /// Where the child finds what it is to rotate.
 const LOG: &str = "PROCFLEET_TEST_ROTATED_LOG";
 /// Only a defect makes a child take longer than this.
@@ -20,10 +20,10 @@ struct Log {
 }
 
 impl Log {
-    fn new(size: u64, keep: u64, means: Means) -> Log {
+    fn new(size: u64, keep: u64, method: CutMethod) -> Log {
         let folder = tempfile::tempdir().expect("a temp dir");
-        fs::create_dir(folder.path().join("notes")).expect("our own folder");
-        Log { folder, rotation: Rotation { size, keep, means } }
+        fs::create_dir(folder.path().join("states")).expect("our own folder");
+        Log { folder, rotation: Rotation { size, keep, method } }
     }
 
     fn path(&self) -> PathBuf {
@@ -57,8 +57,8 @@ impl Log {
 /// As an agent that has just begun.
 fn rotate(path: &Path, rotation: Rotation) -> Rotated {
     let file = OpenOptions::new().read(true).append(true).open(path).expect("our own file");
-    let notes = path.with_file_name("notes");
-    let tracked = Tracked::new(&Arc::from(notes), &file.metadata().expect("its data"), &Arc::from(path));
+    let states = path.with_file_name("states");
+    let tracked = Tracked::new(&Arc::from(states), &file.metadata().expect("its data"), &Arc::from(path));
     Rotator { file: &file, path, tracked: &tracked, rotation }.rotate().expect("room for a copy")
 }
 
@@ -68,27 +68,27 @@ fn lines(from: u64, to: u64) -> String {
 
 #[test]
 fn the_excess_goes_into_copies_and_the_oldest_are_removed() {
-    for means in [Means::Collapse, Means::Hole] {
-        let log = Log::new(16_384, 2, means);
+    for method in [CutMethod::Collapse, CutMethod::Hole] {
+        let log = Log::new(16_384, 2, method);
         log.write(&lines(0, 2_048));
-        assert_eq!(log.rotate(), Rotated::default(), "{means:?}: it is just full");
+        assert_eq!(log.rotate(), Rotated::default(), "{method:?}: it is just full");
         log.write(&lines(2_048, 2_050));
-        assert_eq!(log.rotate().copies, 1, "{means:?}");
-        assert_eq!(log.copies(), [(0, lines(0, 2_048))], "{means:?}");
-        assert_eq!(log.rest(), lines(2_048, 2_050), "{means:?}");
+        assert_eq!(log.rotate().copies, 1, "{method:?}");
+        assert_eq!(log.copies(), [(0, lines(0, 2_048))], "{method:?}");
+        assert_eq!(log.rest(), lines(2_048, 2_050), "{method:?}");
         log.write(&lines(2_050, 8_000));
-        assert_eq!(log.rotate().copies, 2, "{means:?}");
+        assert_eq!(log.rotate().copies, 2, "{method:?}");
         let second = (16_384, lines(2_048, 4_096));
         assert_eq!(
             log.copies(),
             [second, (32_768, lines(4_096, 6_144))],
-            "{means:?}: each copy is of one size"
+            "{method:?}: each copy is of one size"
         );
-        assert_eq!(log.rest(), lines(6_144, 8_000), "{means:?}");
+        assert_eq!(log.rest(), lines(6_144, 8_000), "{method:?}");
         let length = fs::metadata(log.path()).expect("it is there").len();
         let room = fs::metadata(log.path()).expect("it is there").blocks() * 512;
-        assert!(room < 24_576, "{means:?}: {room} bytes of room");
-        if means == Means::Collapse {
+        assert!(room < 24_576, "{method:?}: {room} bytes of room");
+        if method == CutMethod::Collapse {
             procfleet_testkit::has(procfleet_testkit::Need::CollapsibleFiles, length <= 24_576);
         }
     }
@@ -97,7 +97,7 @@ fn the_excess_goes_into_copies_and_the_oldest_are_removed() {
 #[test]
 fn bytes_that_no_copy_would_keep_are_not_copied() {
     for keep in [0, 1] {
-        let log = Log::new(16_384, keep, Means::Collapse);
+        let log = Log::new(16_384, keep, CutMethod::Collapse);
         log.write(&lines(0, 50_000));
         let rotated = log.rotate();
         assert_eq!(rotated.copies, keep, "{rotated:?}");
@@ -114,7 +114,7 @@ fn bytes_that_no_copy_would_keep_are_not_copied() {
 
 #[test]
 fn a_line_that_is_too_long_is_cut_between_characters() {
-    let log = Log::new(16_384, 8, Means::Collapse);
+    let log = Log::new(16_384, 8, CutMethod::Collapse);
     log.write(&"é".repeat(10_000));
     assert_eq!(log.rotate(), Rotated::default(), "its end may still come");
     log.write("\nshort\n");
@@ -128,31 +128,31 @@ fn a_line_that_is_too_long_is_cut_between_characters() {
 }
 
 #[test]
-fn a_file_that_somebody_emptied_goes_on() {
-    for means in ALL_MEANS {
-        let log = Log::new(16_384, 8, means);
+fn a_truncated_log_file_continues() {
+    for method in ALL_METHODS {
+        let log = Log::new(16_384, 8, method);
         log.write(&lines(0, 3_000));
         log.rotate();
         log.writer().set_len(0).expect("ours");
         log.write(&lines(3_000, 6_000));
         log.rotate();
         let copies = log.copies();
-        assert_eq!(copies.len(), 2, "{means:?}");
-        assert!(copies[1].0 > copies[0].0, "{means:?}: offsets only grow");
+        assert_eq!(copies.len(), 2, "{method:?}");
+        assert!(copies[1].0 > copies[0].0, "{method:?}: offsets only grow");
         let second = &copies[1].1;
-        assert!(second.starts_with("0003000\n"), "{means:?}: {}", &second[..8]);
-        assert_eq!(format!("{second}{}", log.rest()), lines(3_000, 6_000), "{means:?}");
+        assert!(second.starts_with("0003000\n"), "{method:?}: {}", &second[..8]);
+        assert_eq!(format!("{second}{}", log.rest()), lines(3_000, 6_000), "{method:?}");
     }
 }
 
-/// The note is lost, and the file may be another: nothing is taken for what it is not.
+/// The state is lost, and the file may be another: nothing is taken for what it is not.
 #[test]
 fn copies_of_another_file_are_not_taken_for_its_own() {
-    let log = Log::new(16_384, 8, Means::Collapse);
+    let log = Log::new(16_384, 8, CutMethod::Collapse);
     log.write(&lines(0, 3_000));
     log.rotate();
-    fs::remove_dir_all(log.folder.path().join("notes")).expect("ours");
-    fs::create_dir(log.folder.path().join("notes")).expect("ours");
+    fs::remove_dir_all(log.folder.path().join("states")).expect("ours");
+    fs::create_dir(log.folder.path().join("states")).expect("ours");
     fs::rename(log.path(), log.folder.path().join("away")).expect("ours");
     log.write(&lines(3_000, 6_000));
     log.rotate();
@@ -166,30 +166,30 @@ fn copies_of_another_file_are_not_taken_for_its_own() {
 fn a_rotation_that_was_cut_off_is_finished_and_not_repeated() {
     let text = lines(0, 3_000);
     let held = 16_384;
-    for step in ["copied", "noted", "punched", "collapsing", "collapsed"] {
-        let log = Log::new(16_384, 8, Means::Collapse);
+    for step in ["copied", "recorded", "punched", "collapsing", "collapsed"] {
+        let log = Log::new(16_384, 8, CutMethod::Collapse);
         log.write(&text);
         let file = log.writer();
-        let notes = log.folder.path().join("notes");
+        let states = log.folder.path().join("states");
         let tracked =
-            Tracked::new(&Arc::from(notes), &file.metadata().expect("data"), &Arc::from(log.path()));
-        tracked.note(&file).expect("a note").save(&tracked.note_path()).expect("room");
+            Tracked::new(&Arc::from(states), &file.metadata().expect("data"), &Arc::from(log.path()));
+        tracked.state(&file).expect("a state").save(&tracked.state_path()).expect("room");
         fs::write(log.folder.path().join("out.log.000000000000000"), &text[..held]).expect("room");
-        let mut note = tracked.note(&file).expect("a note").clone();
+        let mut state = tracked.state(&file).expect("a state").clone();
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if step != "copied" {
-            (note.taken, note.step) = (held as u64, RotationStep::Cutting);
+            (state.taken, state.step) = (held as u64, RotationStep::Cutting);
         }
         if ["punched", "collapsing", "collapsed"].contains(&step) {
             rustix::fs::fallocate(&file, hole, 0, held as u64).expect("a filesystem with holes");
         }
         if ["collapsing", "collapsed"].contains(&step) {
-            note.step = RotationStep::Collapsing(held as u64);
+            state.step = RotationStep::Collapsing(held as u64);
         }
         if step == "collapsed" && collapse(&file, held as u64).is_err() {
             continue;
         }
-        note.save(&tracked.note_path()).expect("room");
+        state.save(&tracked.state_path()).expect("room");
         // More than was taken is written before the next agent comes.
         log.write(&lines(3_000, 9_000));
         log.rotate();
@@ -207,8 +207,8 @@ fn no_line_is_lost_or_doubled_while_the_rotating_process_is_killed() {
     if let Ok(log) = std::env::var(LOG) {
         return rotate_until_killed(&log);
     }
-    for (means, rounds) in [(Means::Collapse, 40), (Means::Hole, 20)] {
-        let log = Log::new(32_768, 100_000, means);
+    for (method, rounds) in [(CutMethod::Collapse, 40), (CutMethod::Hole, 20)] {
+        let log = Log::new(32_768, 100_000, method);
         let stop = AtomicBool::new(false);
         log.write("");
         let written: Vec<u64> = std::thread::scope(|scope| {
@@ -233,7 +233,7 @@ fn no_line_is_lost_or_doubled_while_the_rotating_process_is_killed() {
             };
             let writers: Vec<_> = (0..WRITERS).map(|writer| scope.spawn(move || write(writer))).collect();
             for round in 0..rounds {
-                let mut child = child(&log.path(), means);
+                let mut child = child(&log.path(), method);
                 let began = Instant::now();
                 // Not at once, because the child takes a while to start, and then after a varying delay.
                 let made = |log: &Log| copies(&log.path()).len();
@@ -258,16 +258,16 @@ fn no_line_is_lost_or_doubled_while_the_rotating_process_is_killed() {
             let mut words = line.split(' ');
             let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
             let (Some(writer), Some(number)) = (number(), number()) else {
-                panic!("{means:?}: {whence:?} has a line {line:?}")
+                panic!("{method:?}: {whence:?} has a line {line:?}")
             };
             let whole = words.next().is_some_and(|rest| rest.len() as u64 == number % 97);
             assert!(
                 whole,
-                "{means:?}: {whence:?} has a part of a line: {line:.200?} of {} bytes",
+                "{method:?}: {whence:?} has a part of a line: {line:.200?} of {} bytes",
                 line.len()
             );
             let expected = next.entry(writer).or_default();
-            assert_eq!(number, *expected, "{means:?}: {whence:?}, writer {writer}");
+            assert_eq!(number, *expected, "{method:?}: {whence:?}, writer {writer}");
             *expected += 1;
         };
         let copies = copies(&log.path());
@@ -275,7 +275,7 @@ fn no_line_is_lost_or_doubled_while_the_rotating_process_is_killed() {
             let bytes = fs::read(&copy.path).expect("a copy");
             if let Some(first) = bytes.iter().position(|byte| *byte == 0) {
                 let behind = bytes[first..].iter().position(|byte| *byte != 0).map(|at| at + first);
-                panic!("{means:?}: {copy:?} has NUL bytes from {first} to {behind:?} of {}", bytes.len());
+                panic!("{method:?}: {copy:?} has NUL bytes from {first} to {behind:?} of {}", bytes.len());
             }
             for line in io::BufReader::new(File::open(&copy.path).expect("a copy")).lines() {
                 check(&line.expect("text"), &copy.path);
@@ -285,20 +285,20 @@ fn no_line_is_lost_or_doubled_while_the_rotating_process_is_killed() {
             check(line, &log.path());
         }
         let seen: Vec<u64> = (0..WRITERS).map(|writer| next.get(&writer).copied().unwrap_or(0)).collect();
-        assert_eq!(seen, written, "{means:?}: every line is there, once");
-        eprintln!("{means:?}: {seen:?} lines in {} copies, {rounds} kills", copies.len());
+        assert_eq!(seen, written, "{method:?}: every line is there, once");
+        eprintln!("{method:?}: {seen:?} lines in {} copies, {rounds} kills", copies.len());
     }
 }
 
 fn rotate_until_killed(log: &str) {
-    let (path, means) = log.rsplit_once(':').expect("a path and a means");
-    let means = ALL_MEANS.into_iter().find(|known| format!("{known:?}") == means).expect("a known one");
+    let (path, method) = log.rsplit_once(':').expect("a path and a method");
+    let method = ALL_METHODS.into_iter().find(|known| format!("{known:?}") == method).expect("a known one");
     loop {
-        rotate(Path::new(path), Rotation { size: 32_768, keep: 100_000, means });
+        rotate(Path::new(path), Rotation { size: 32_768, keep: 100_000, method });
     }
 }
 
-fn child(path: &Path, means: Means) -> std::process::Child {
+fn child(path: &Path, method: CutMethod) -> std::process::Child {
     let program = std::env::current_exe().expect("this program");
     let (_, module) = module_path!().split_once("::").expect("a module of this crate");
     let test = format!("{module}::no_line_is_lost_or_doubled_while_the_rotating_process_is_killed");
@@ -309,7 +309,7 @@ fn child(path: &Path, means: Means) -> std::process::Child {
     let mut child = std::process::Command::new(program);
     child
         .args(["--exact", &test, "--nocapture", "--test-threads=1"])
-        .env(LOG, format!("{}:{means:?}", path.display()))
+        .env(LOG, format!("{}:{method:?}", path.display()))
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
         .spawn()

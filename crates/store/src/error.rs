@@ -1,0 +1,165 @@
+//! Errors of the store, one variant for each thing that a caller can do. They contain no type of a driver.
+
+use procfleet_core::AgentId;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("{store} is in use by another server")]
+    InUse { store: String },
+    #[error(
+        "{store} was written by a newer procfleet: its schema is {found}, the newest known here is {known}"
+    )]
+    Newer { store: String, found: i64, known: i64 },
+    #[error(
+        "{0} cannot be used: {reason}. It was left as it is. Put the last backup in its place with `procfleet store restore`; \
+         what can still be read of it, `sqlite3 {0} .recover` prints",
+        path.display()
+    )]
+    Damaged { path: PathBuf, reason: String },
+    #[error(
+        "{0}-wal belongs to another file than {0}: somebody has put another store, perhaps a backup, in the place of the last. Both were left as \
+         they are. Put the backup in place with `procfleet store restore`. To use {0} as it is, move {0}-wal and {0}-shm away",
+        path.display()
+    )]
+    ForeignLog { path: PathBuf },
+    #[error("{} cannot be restored: {reason}. Nothing was changed", path.display())]
+    BadBackup { path: PathBuf, reason: String },
+    #[error(
+        "{} is {how}, and this server had one: {} is there. Put the last backup in its place with `procfleet store restore`. To begin anew without its agents, \
+         apps and tasks, so that every host has to join again, move that certificate away",
+        path.display(), later.display()
+    )]
+    Lost { path: PathBuf, how: &'static str, later: PathBuf },
+    #[error(
+        "{0} was replaced or removed while the server ran, and nothing was accepted since. To use a backup, run `procfleet store restore` \
+         while no server runs. To use the file that is at {1} now, move {1}-wal and {1}-shm away, which belong to the one before",
+        file.display(), path.display()
+    )]
+    Replaced { path: PathBuf, file: PathBuf },
+    #[error("{doing} {}", path.display())]
+    File {
+        doing: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{doing}")]
+    Database {
+        doing: &'static str,
+        #[source]
+        source: DriverError,
+    },
+    /// The change, and all that shared its commit, were rolled back.
+    #[error("{doing}: committing it")]
+    Commit {
+        doing: &'static str,
+        #[source]
+        source: DriverError,
+    },
+    /// The database does not answer, or refuses connections or changes for now. Nothing is known to be lost;
+    /// the same call may succeed later.
+    #[error("{doing}: the database is away: {reason}")]
+    Away { doing: &'static str, reason: String },
+    /// The connection ended during the commit: the change is stored or not.
+    #[error(
+        "{doing}: the connection to the database ended during the commit, so it is not known whether it is stored"
+    )]
+    Uncertain {
+        doing: &'static str,
+        #[source]
+        source: DriverError,
+    },
+    /// This server did not reach the database for a while, and another one has taken over.
+    #[error("another server uses the store now")]
+    Fenced,
+    #[error("the store's URL: {0}")]
+    Url(String),
+    /// This program cannot parse a stored value.
+    #[error("{doing}: the store holds {what} that cannot be read: {reason}")]
+    Unreadable { doing: &'static str, what: &'static str, reason: String },
+    /// The value could not be read back.
+    #[error("{doing}: {what} cannot be stored: {reason}")]
+    Unwritable { doing: &'static str, what: &'static str, reason: String },
+    #[error("there is already {what} {key}")]
+    Exists { what: &'static str, key: String },
+    #[error("there is no {what} {key}")]
+    Missing { what: &'static str, key: String },
+    #[error("agent {0} is not enrolled, or was retired or revoked")]
+    NoSuchAgent(AgentId),
+    #[error("the store is closed")]
+    Closed,
+    /// A defect of this program; the log has its location.
+    #[error("{doing}: the work panicked")]
+    Panicked { doing: &'static str },
+}
+
+impl StoreError {
+    /// A restart would not help: an operator has to act.
+    pub fn needs_operator(&self) -> bool {
+        matches!(
+            self,
+            StoreError::Damaged { .. }
+                | StoreError::Lost { .. }
+                | StoreError::Replaced { .. }
+                | StoreError::ForeignLog { .. }
+                | StoreError::Newer { .. }
+                | StoreError::Url(_)
+        )
+    }
+}
+
+impl StoreError {
+    pub(crate) fn from_join(doing: &'static str, error: &tokio::task::JoinError) -> StoreError {
+        match error.is_panic() {
+            true => StoreError::Panicked { doing },
+            false => StoreError::Closed,
+        }
+    }
+}
+
+impl From<tokio::task::JoinError> for StoreError {
+    /// The task was cancelled with its runtime, or panicked, which ends the server.
+    fn from(_: tokio::task::JoinError) -> Self {
+        StoreError::Closed
+    }
+}
+
+/// The error of an engine's driver. Only the engine looks inside.
+#[derive(Clone)]
+pub struct DriverError(Arc<dyn std::error::Error + Send + Sync>);
+
+impl DriverError {
+    pub(crate) fn new(error: impl std::error::Error + Send + Sync + 'static) -> DriverError {
+        DriverError(Arc::new(error))
+    }
+
+    pub(crate) fn shared<E: std::error::Error + Send + Sync + 'static>(error: Arc<E>) -> DriverError {
+        DriverError(error)
+    }
+
+    pub(crate) fn as_driver<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
+    }
+}
+
+impl fmt::Debug for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for DriverError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}

@@ -1,0 +1,104 @@
+//! procfleet's durable state: one contract, and the engines that keep it.
+//!
+//! ```text
+//! server --> Store (contract.rs: one method for each unit of work) --> sqlite/: one file, the default
+//!                                                                 \\--> postgres/: a database
+//! ```
+//!
+//! `types` has what goes in and out of the contract, `error` what can go wrong. No other part of the server
+//! uses a database.
+
+mod contract;
+mod error;
+mod order;
+mod postgres;
+mod sqlite;
+mod types;
+
+pub mod clock;
+pub mod limits;
+
+pub use error::{DriverError, StoreError};
+pub use postgres::{StoreUrl, UrlFault};
+pub use sqlite::{StoreLock, backup, lock, named, restore};
+pub use types::*;
+
+use postgres::PgStore;
+use sqlite::SqliteStore;
+use std::path::Path;
+
+/// The handle. Clones share one open store. It is closed by [`Store::close`], or by dropping the last clone,
+/// which waits for the changes that were handed over.
+#[derive(Clone, Debug)]
+pub struct Store {
+    engine: Engine,
+}
+
+#[derive(Clone, Debug)]
+enum Engine {
+    Sqlite(SqliteStore),
+    Postgres(PgStore),
+}
+
+impl Store {
+    /// Opens the embedded store. Creates or migrates the file if needed.
+    pub async fn open(path: &Path) -> Result<Store, StoreError> {
+        Ok(Store { engine: Engine::Sqlite(SqliteStore::open(path).await?) })
+    }
+
+    /// Connects to a PostgreSQL store. Creates or migrates the tables if needed.
+    pub async fn connect(url: &StoreUrl) -> Result<Store, StoreError> {
+        Ok(Store { engine: Engine::Postgres(PgStore::open(url).await?) })
+    }
+
+    /// Whether a change may be stored though its method returned an error, so that the dispatcher must look
+    /// for tasks that nobody announced to it.
+    pub fn has_uncertain_changes(&self) -> bool {
+        match &self.engine {
+            Engine::Sqlite(_) => false,
+            Engine::Postgres(_) => true,
+        }
+    }
+
+    /// Whether only essential changes should be written.
+    pub fn is_disk_full(&self) -> bool {
+        match &self.engine {
+            Engine::Sqlite(store) => store.is_disk_full(),
+            // A full disk is the database's own matter: it refuses changes by itself.
+            Engine::Postgres(_) => false,
+        }
+    }
+
+    /// Reserves disk space for changes on a full disk. To be called regularly.
+    pub fn fill_reserve(&self) {
+        match &self.engine {
+            Engine::Sqlite(store) => store.fill_reserve(),
+            Engine::Postgres(_) => {}
+        }
+    }
+
+    /// Why the store accepts no changes now. `None`: it does.
+    pub async fn refuses_changes(&self) -> Option<String> {
+        match &self.engine {
+            Engine::Sqlite(store) => store.refuses_changes().await,
+            Engine::Postgres(store) => store.refuses_changes().await,
+        }
+    }
+
+    /// Returns when the store has become unusable for good.
+    pub async fn failed(&self) -> StoreError {
+        match &self.engine {
+            Engine::Sqlite(store) => store.failed().await,
+            Engine::Postgres(store) => store.failed().await,
+        }
+    }
+
+    /// Refuses further changes and carries out those that were handed over. Other clones of the handle get
+    /// [`StoreError::Closed`] from then on.
+    pub async fn close(self) -> Result<(), StoreError> {
+        match self.engine {
+            Engine::Sqlite(store) => store.close().await,
+            Engine::Postgres(store) => store.close().await,
+        }
+    }
+}

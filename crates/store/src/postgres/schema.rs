@@ -1,0 +1,65 @@
+//! Creates and migrates the tables.
+//!
+//! Servers that start at once take turns by a transaction-level advisory lock. Each waits for locks for a few
+//! seconds only, because a waiting ALTER TABLE blocks everybody behind it.
+
+use super::fault::{PgFault, Repeat};
+use crate::StoreError;
+use deadpool_postgres::Object;
+use std::time::Duration;
+
+const MIGRATIONS: &[&str] = &[include_str!("migrations/0001_init.sql")];
+
+/// The first of the two numbers of our advisory locks: the letters "proc".
+pub(super) const LOCKS: i32 = 0x7072_6f63;
+const MIGRATION_LOCK: i32 = 1;
+
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// The newest version that this program knows.
+pub(super) fn known() -> i64 {
+    MIGRATIONS.len() as i64
+}
+
+pub(super) async fn migrate(connection: &mut Object, name: &str) -> Result<(), StoreError> {
+    const DOING: &str = "upgrading the store's schema";
+    for attempt in 1.. {
+        match step(connection, name).await {
+            Ok(()) => return Ok(()),
+            Err(fault) if fault.repeat() == Repeat::Conflict && attempt < TRIES => {
+                tracing::info!(
+                    store = name,
+                    attempt,
+                    "waiting to upgrade the store's schema: a table or the migration is locked"
+                );
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(fault) => return Err(fault.during(DOING)),
+        }
+    }
+    unreachable!("the loop ends by returning")
+}
+
+async fn step(connection: &mut Object, name: &str) -> Result<(), PgFault> {
+    let transaction = connection.transaction().await?;
+    transaction.execute("SELECT pg_advisory_xact_lock($1, $2)", &[&LOCKS, &MIGRATION_LOCK]).await?;
+    transaction
+        .batch_execute("CREATE TABLE IF NOT EXISTS schema_version (id integer PRIMARY KEY CHECK (id = 1), version bigint NOT NULL)")
+        .await?;
+    let row = transaction.query_opt("SELECT version FROM schema_version WHERE id = 1", &[]).await?;
+    let found = match row {
+        Some(row) => row.try_get(0)?,
+        None => 0_i64,
+    };
+    if found > known() {
+        return Err(StoreError::Newer { store: name.to_owned(), found, known: known() }.into());
+    }
+    for migration in &MIGRATIONS[usize::try_from(found).unwrap_or(0)..] {
+        transaction.batch_execute(migration).await?;
+    }
+    let sql =
+        "INSERT INTO schema_version (id, version) VALUES (1, $1) ON CONFLICT (id) DO UPDATE SET version = $1";
+    transaction.execute(sql, &[&known()]).await?;
+    Ok(transaction.commit().await?)
+}

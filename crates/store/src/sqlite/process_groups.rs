@@ -1,0 +1,89 @@
+//! The process groups of each namespace, as the agents report them.
+
+use super::agents::require;
+use super::columns::{agent, from_json, integer, natural, to_json};
+use super::{QueryFault, SqliteStore};
+use crate::limits;
+use crate::{GroupsRecord, StoreError};
+use procfleet_core::AgentId;
+use procfleet_core::spec::ProcessGroup;
+use rusqlite::{Connection, params};
+use std::collections::HashMap;
+
+impl SqliteStore {
+    pub(crate) async fn put_process_groups(
+        &self,
+        agent: &AgentId,
+        groups: Vec<GroupsRecord>,
+    ) -> Result<usize, StoreError> {
+        let agent = agent.clone();
+        self.write("storing changed process groups", move |db| {
+            require(db, &agent)?;
+            upsert(db, &agent, &groups)
+        })
+        .await
+    }
+
+    pub(crate) async fn replace_process_groups(
+        &self,
+        agent: &AgentId,
+        groups: Vec<GroupsRecord>,
+    ) -> Result<usize, StoreError> {
+        let agent = agent.clone();
+        self.write("storing an agent's process groups", move |db| {
+            require(db, &agent)?;
+            db.prepare_cached("DELETE FROM process_groups WHERE agent = ?")?.execute([agent.as_str()])?;
+            upsert(db, &agent, &groups)
+        })
+        .await
+    }
+
+    pub(crate) async fn process_groups(
+        &self,
+        namespace: &str,
+    ) -> Result<HashMap<AgentId, Vec<ProcessGroup>>, StoreError> {
+        let namespace = namespace.to_owned();
+        self.read("reading process groups", move |db| {
+            let sql = "SELECT agent, groups_json FROM process_groups WHERE namespace = ?";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut rows = statement.query([namespace])?;
+            let mut found = HashMap::new();
+            while let Some(row) = rows.next()? {
+                let text: String = row.get(1)?;
+                found.insert(agent(row, 0)?, from_json("process groups", &text)?);
+            }
+            Ok(found)
+        })
+        .await
+    }
+}
+
+fn upsert(db: &Connection, agent: &AgentId, groups: &[GroupsRecord]) -> Result<usize, QueryFault> {
+    let sql = "INSERT INTO process_groups (agent, namespace, revision, groups_json) VALUES (?, ?, ?, ?) \
+               ON CONFLICT (agent, namespace) DO UPDATE \
+               SET revision = excluded.revision, groups_json = excluded.groups_json \
+               WHERE excluded.revision > revision";
+    let mut set = db.prepare_cached(sql)?;
+    let mut clear = db.prepare_cached("DELETE FROM process_groups WHERE agent = ? AND namespace = ?")?;
+    let mut known = db.prepare_cached("SELECT 1 FROM process_groups WHERE agent = ? AND namespace = ?")?;
+    let sql = "SELECT count(*) FROM process_groups WHERE agent = ?";
+    let stored = db.prepare_cached(sql)?.query_row([agent.as_str()], |row| row.get(0))?;
+    let (mut count, mut left_out) = (natural(stored), 0);
+    for GroupsRecord { namespace, revision, groups } in groups {
+        if !groups.is_empty() && !known.exists([agent.as_str(), namespace])? {
+            if count >= limits::GROUP_NAMESPACES as u64 {
+                left_out += 1;
+                continue;
+            }
+            count += 1;
+        }
+        match groups.is_empty() {
+            true => clear.execute([agent.as_str(), namespace])?,
+            false => {
+                let text = to_json("process groups", groups)?;
+                set.execute(params![agent.as_str(), namespace, integer(*revision), text])?
+            }
+        };
+    }
+    Ok(left_out)
+}

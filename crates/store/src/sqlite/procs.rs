@@ -1,0 +1,189 @@
+//! The last report of each agent about its procs. The status is JSON that the store does not read.
+
+use super::agents::require;
+use super::columns::{agent, host, integer, natural};
+use super::{QueryFault, SqliteStore};
+use crate::limits;
+use crate::{ProcListing, ProcPage, ProcRecord, StoreError};
+use procfleet_core::grants::GrantScope;
+use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
+use rusqlite::{Connection, Row, params};
+use std::collections::HashSet;
+
+impl SqliteStore {
+    pub(crate) async fn put_procs(
+        &self,
+        agent: &AgentId,
+        procs: Vec<ProcRecord>,
+        gone: Vec<ProcKey>,
+    ) -> Result<usize, StoreError> {
+        let agent = agent.clone();
+        self.write("storing changed procs", move |db| {
+            require(db, &agent)?;
+            let sql = "DELETE FROM procs WHERE agent = ? AND namespace = ? AND name = ?";
+            let mut delete = db.prepare_cached(sql)?;
+            for proc in &gone {
+                delete.execute([agent.as_str(), &proc.namespace, &proc.name])?;
+            }
+            upsert(db, &agent, &procs)
+        })
+        .await
+    }
+
+    pub(crate) async fn replace_procs(
+        &self,
+        agent: &AgentId,
+        procs: Vec<ProcRecord>,
+    ) -> Result<usize, StoreError> {
+        let agent = agent.clone();
+        self.write("storing an agent's procs", move |db| {
+            require(db, &agent)?;
+            db.prepare_cached("DELETE FROM procs WHERE agent = ?")?.execute([agent.as_str()])?;
+            upsert(db, &agent, &procs)
+        })
+        .await
+    }
+
+    pub(crate) async fn proc_on(
+        &self,
+        agents: Vec<AgentId>,
+        proc: &ProcKey,
+    ) -> Result<Vec<(AgentId, Host, ProcRecord)>, StoreError> {
+        let proc = proc.clone();
+        self.read("reading a proc on some agents", move |db| {
+            let sql = "SELECT cloud_id, ip, revision, status_json, procs.state, start_rank, failed \
+                       FROM procs JOIN agents ON agent_id = agent \
+                       WHERE agent = ? AND namespace = ? AND name = ? AND retired_at IS NULL";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut found = Vec::new();
+            for agent in agents {
+                let mut rows = statement.query([agent.as_str(), &proc.namespace, &proc.name])?;
+                if let Some(row) = rows.next()? {
+                    let (revision, status) = (natural(row.get(2)?), row.get(3)?);
+                    let listing = listing(row, 4)?;
+                    let record = ProcRecord { proc: proc.clone(), revision, status, listing };
+                    let host = host(row, 0)?;
+                    drop(rows);
+                    found.push((agent, host, record));
+                }
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    pub(crate) async fn proc_page(
+        &self,
+        namespace: &str,
+        within: &GrantScope<BusinessId>,
+        start: u64,
+        limit: u32,
+    ) -> Result<ProcPage, StoreError> {
+        let namespace = namespace.to_owned();
+        // The list is one value of the statement: a text, whatever its length.
+        let (within, businesses) = match within {
+            GrantScope::All => ("?2 = ''", String::new()),
+            GrantScope::Only(some) => (
+                "agent IN (SELECT agent_id FROM agents WHERE business_id IN (SELECT value FROM json_each(?2)))",
+                format!("[{}]", some.iter().map(BusinessId::to_string).collect::<Vec<_>>().join(",")),
+            ),
+        };
+        self.read("reading a page of procs", move |db| {
+            let sql = format!("SELECT count(*) FROM procs WHERE namespace = ?1 AND {within}");
+            let count = db.prepare_cached(&sql)?.query_row([&namespace, &businesses], |row| row.get(0))?;
+            // The page is found in the index alone; only its own procs are read.
+            let sql = format!(
+                "WITH page AS MATERIALIZED (SELECT agent, namespace, name FROM procs \
+                 WHERE namespace = ?1 AND {within} ORDER BY agent, name LIMIT ?3 OFFSET ?4) \
+                 SELECT agent, cloud_id, ip, name, revision, status_json, procs.state, start_rank, failed \
+                 FROM page JOIN procs USING (agent, namespace, name) JOIN agents ON agent_id = agent \
+                 WHERE retired_at IS NULL ORDER BY agent, name"
+            );
+            let mut statement = db.prepare_cached(&sql)?;
+            let mut rows = statement.query(params![namespace, businesses, limit, integer(start)])?;
+            let mut procs = Vec::new();
+            while let Some(row) = rows.next()? {
+                let proc = ProcKey { namespace: namespace.clone(), name: row.get(3)? };
+                let (revision, status, listing) = (natural(row.get(4)?), row.get(5)?, listing(row, 6)?);
+                let record = ProcRecord { proc, revision, status, listing };
+                procs.push((agent(row, 0)?, host(row, 1)?, record));
+            }
+            Ok(ProcPage { count: natural(count), procs })
+        })
+        .await
+    }
+}
+
+/// A listing in three columns: state, start rank, failed.
+pub(super) fn listing(row: &Row<'_>, column: usize) -> Result<ProcListing, QueryFault> {
+    let start_rank: i64 = row.get(column + 1)?;
+    let (state, failed) = (row.get(column)?, row.get(column + 2)?);
+    Ok(ProcListing { state, started_at: start_rank.saturating_neg(), failed })
+}
+
+fn upsert(db: &Connection, agent: &AgentId, procs: &[ProcRecord]) -> Result<usize, QueryFault> {
+    let excess = excess(db, agent, procs)?;
+    // Most reports change neither state nor start, and this way they touch no index.
+    let sql = "UPDATE procs SET revision = ?4, status_json = ?5 \
+               WHERE agent = ?1 AND namespace = ?2 AND name = ?3 AND revision < ?4 \
+               AND state = ?6 AND start_rank = ?7 AND failed = ?8";
+    let mut update = db.prepare_cached(sql)?;
+    let sql = "INSERT INTO procs (agent, namespace, name, revision, status_json, state, start_rank, failed, host_order) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, (SELECT host_order FROM agents WHERE agent_id = ?1)) \
+         ON CONFLICT (agent, namespace, name) DO UPDATE \
+         SET revision = excluded.revision, status_json = excluded.status_json, state = excluded.state, \
+         start_rank = excluded.start_rank, failed = excluded.failed WHERE excluded.revision > revision";
+    let mut insert = db.prepare_cached(sql)?;
+    for ProcRecord { proc, revision, status, listing } in
+        procs.iter().filter(|record| !excess.contains(&record.proc))
+    {
+        let ProcKey { namespace, name } = proc;
+        let start_rank = listing.started_at.saturating_neg();
+        let (revision, state, failed) = (integer(*revision), &listing.state, listing.failed);
+        let values = params![agent.as_str(), namespace, name, revision, status, state, start_rank, failed];
+        if update.execute(values)? == 0 {
+            insert.execute(values)?;
+        }
+    }
+    Ok(excess.len())
+}
+
+/// Those for which the agent has no room left. An agent within its limits pays for one count in an index.
+fn excess<'a>(
+    db: &Connection,
+    agent: &AgentId,
+    procs: &'a [ProcRecord],
+) -> Result<HashSet<&'a ProcKey>, QueryFault> {
+    let mut excess = HashSet::new();
+    let is_large = |record: &&ProcRecord| record.status.len() > limits::LARGE_STATE;
+    if procs.iter().any(|record| is_large(&record)) {
+        let sql = "SELECT coalesce(sum(length(CAST(status_json AS BLOB))), 0) FROM procs \
+                   WHERE agent = ?1 AND length(CAST(status_json AS BLOB)) > ?2";
+        let large = integer(limits::LARGE_STATE as u64);
+        let stored = db.prepare_cached(sql)?.query_row(params![agent.as_str(), large], |row| row.get(0))?;
+        let mut bytes = natural(stored);
+        for record in procs.iter().filter(is_large) {
+            bytes += record.status.len() as u64;
+            if bytes > limits::LARGE_STATES as u64 {
+                excess.insert(&record.proc);
+            }
+        }
+    }
+    let sql = "SELECT count(*) FROM procs WHERE agent = ?";
+    let stored = db.prepare_cached(sql)?.query_row([agent.as_str()], |row| row.get(0))?;
+    let mut count = natural(stored);
+    if count + procs.len() as u64 > limits::PROCS as u64 {
+        let mut known =
+            db.prepare_cached("SELECT 1 FROM procs WHERE agent = ? AND namespace = ? AND name = ?")?;
+        for ProcRecord { proc, .. } in procs {
+            if known.exists([agent.as_str(), &proc.namespace, &proc.name])? {
+                continue;
+            }
+            count += 1;
+            if count > limits::PROCS as u64 {
+                excess.insert(proc);
+            }
+        }
+    }
+    Ok(excess)
+}
