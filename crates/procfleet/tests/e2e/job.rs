@@ -370,7 +370,11 @@ fn processes_are_hosted_and_unhosted() {
         "setup_path": null, "value_key": key,
     }));
     bare.check(&api, 1, 0);
-    let [pid] = bare.pids()[..] else { panic!("one process: {:?}", bare.pids()) };
+    // Hosting is answered before the process has become its program, which has no environment meanwhile.
+    let pid = wait_for(PATIENCE, "it has one process", || match bare.pids()[..] {
+        [pid] => Some(pid),
+        _ => None,
+    });
     assert_eq!(fs::read_link(format!("/proc/{pid}/cwd")).expect("it runs"), Path::new("/"));
     bare.check(&api, 2, 0);
     kill(pid, Signal::KILL);
