@@ -292,31 +292,62 @@ fn no_test_asserts_how_soon_something_happens() {
     }
 }
 
-/// Each statement of the security page names the tests that show it.
+/// Where the tests of each mark are. The page's first table lists the marks with their commands.
+const MARKS: [(&str, &str); 5] = [
+    ("", "crates/procfleet/tests/e2e"),
+    ("exec", "crates/agent/tests/exec_processes"),
+    ("agent", "crates/agent/src"),
+    ("server", "crates/server/src"),
+    ("store", "crates/store/tests/conformance"),
+];
+
+/// The paths of the tests that a text names, each with the mark before it: *exec* `ours::a_process_is_ours`.
+fn named_tests(text: &str) -> Vec<(&str, &str)> {
+    let pieces: Vec<&str> = text.split('`').collect();
+    let spans = pieces.windows(2).step_by(2).filter(|pair| pair[1].contains("::"));
+    spans
+        .map(|pair| {
+            let before = pair[0].trim_end().strip_suffix('*').and_then(|before| before.rsplit_once('*'));
+            (before.map_or("", |(_, mark)| mark), pair[1])
+        })
+        .collect()
+}
+
+/// Each row and each paragraph of the security page names the tests that show it, and they exist.
 #[test]
 fn the_security_page_names_existing_tests() {
     let page = std::fs::read_to_string(root().join("docs/operator/security.md")).expect("the page");
-    let folders = [
-        "crates/procfleet/tests/e2e",
-        "crates/agent/tests/exec_processes",
-        "crates/agent/src",
-        "crates/server/src",
-        "crates/store/src",
-        "crates/store/tests",
-    ];
-    let files: Vec<PathBuf> = folders.iter().flat_map(|folder| rust_files(&root().join(folder))).collect();
-    let has = |module: &str, function: &str| {
-        files
+    let is_test = |mark: &str, path: &str| {
+        let (modules, function) = path.rsplit_once("::").expect("a module and a test");
+        let module = modules.rsplit("::").find(|module| *module != "tests").expect("a module");
+        let (_, folder) = MARKS.iter().find(|(known, _)| *known == mark).expect("a mark of the first table");
+        rust_files(&root().join(folder))
             .iter()
             .filter(|file| file.file_stem().is_some_and(|stem| stem == module))
-            .any(|file| std::fs::read_to_string(file).expect("a file").contains(&format!("fn {function}(")))
+            .any(|file| {
+                let text = std::fs::read_to_string(file).expect("a file");
+                let Some((before, _)) = text.split_once(&format!("fn {function}(")) else { return false };
+                // Attributes are between the last blank line and the function.
+                let own = before.rsplit("\n\n").next().unwrap_or_default();
+                let engines = format!("on_each_engine!({function});");
+                ["#[test]", "#[tokio::test", &engines].iter().any(|attribute| own.contains(attribute))
+            })
     };
-    let names: Vec<&str> = page.split('`').skip(1).step_by(2).filter(|word| word.contains("::")).collect();
-    assert!(names.len() > 30, "the page names its tests: {names:?}");
-    for name in names {
-        let (modules, function) = name.rsplit_once("::").expect("a module and a test");
-        let module = modules.rsplit("::").find(|module| *module != "tests").unwrap_or("lib");
-        assert!(has(module, function), "docs/operator/security.md names {name}, which is nowhere");
+    let (intro, attackers) = page.split_once("\n## ").expect("a first attacker");
+    for (mark, _) in MARKS.iter().filter(|(mark, _)| !mark.is_empty()) {
+        assert!(intro.contains(&format!("| *{mark}* |")), "the first table has no command for {mark}");
+    }
+    let names = named_tests(attackers);
+    assert!(names.len() > 60, "the page names its tests: {names:?}");
+    for (mark, path) in names {
+        assert!(is_test(mark, path), "docs/operator/security.md names *{mark}* `{path}`, which is nowhere");
+    }
+    // Headings have no full stop.
+    for paragraph in attackers.split("\n\n").filter(|paragraph| paragraph.contains('.')) {
+        assert!(
+            !named_tests(paragraph).is_empty(),
+            "docs/operator/security.md names no test for: {paragraph}"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! A manual peer: it has joined as any agent, and the test decides every byte that it sends.
 
-use crate::enroll::{SimEnrollError, enroll};
+use crate::enroll::{SimEnrollError, enroll, request_certificate};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_agent::config::ServerAddress;
 use procfleet_agent::identity::AgentIdentity;
@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio_tungstenite::tungstenite::Message;
 
 /// How long the server may take to say something.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
@@ -41,10 +41,20 @@ impl std::fmt::Debug for ManualPeer {
 
 impl ManualPeer {
     pub fn join(server: ServerAddress, token: &JoinToken, ip: IpAddr) -> Result<ManualPeer, PeerError> {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PeerError::Runtime)?;
+        let runtime = runtime()?;
         let identity = runtime.block_on(enroll(&server, Some(token), ip))?;
         Ok(ManualPeer { server, identity, runtime })
+    }
+
+    /// Asks to join with this signing request, which may be anything.
+    pub fn join_with_request(
+        server: &ServerAddress,
+        token: &JoinToken,
+        ip: IpAddr,
+        csr: Vec<u8>,
+    ) -> Result<(), PeerError> {
+        runtime()?.block_on(request_certificate(server, token, ip, csr))?;
+        Ok(())
     }
 
     pub fn agent(&self) -> &str {
@@ -71,6 +81,10 @@ impl ManualPeer {
             ..Hello::default()
         })
     }
+}
+
+fn runtime() -> Result<Runtime, PeerError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PeerError::Runtime)
 }
 
 /// A connection of a peer.

@@ -21,7 +21,7 @@ use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 /// How long an agent may take to connect or to send its next message.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// The name that agents expect in the server's certificate.
 const SERVER_NAME: &str = "procfleet-server";
 

@@ -1,6 +1,7 @@
 //! How agents join, stay, and are refused. A refused agent gets the reason, and so does the server's log.
 
 use crate::up;
+use procfleet_sim::ManualPeer;
 use procfleet_testkit::{Joined, Op, PATIENCE, Program, Signal, Up, is_running, programs, wait_until};
 use serde_json::{Value, json};
 use std::fs;
@@ -154,6 +155,35 @@ fn an_unknown_token_is_refused() {
     // A guess does not use it up.
     let mut agent = join(&up, &up.folder("c"), Some(&token));
     agent.wait_until_connected(&up, IP);
+}
+
+/// The signing request cannot be used, and only a peer whose token is valid learns that: all others are
+/// refused before the CA's key is used for them.
+#[test]
+fn a_token_is_checked_before_anything_is_signed() {
+    let up = up();
+    let refusal = |token: &str| {
+        let server = up.link().parse().expect("the link's address");
+        let token = token.parse().expect("a token");
+        let refused =
+            ManualPeer::join_with_request(&server, &token, IP.parse().expect("an address"), vec![0; 64]);
+        refused.expect_err("there is nothing to sign").to_string()
+    };
+    let (token, revoked) = (up.token(&[]), up.token(&[]));
+    let done = up.cli(&["token", "revoke", revoked.split('-').nth(1).expect("its id")]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let parts: Vec<&str> = token.split('-').collect();
+    let unknown = format!("pf1-{}-{}-{}", "0".repeat(12), parts[2], parts[3]);
+    let guessed = format!("pf1-{}-{}-{}", parts[1], "0".repeat(40), parts[3]);
+    for (token, reason) in [
+        (&unknown, "the token is not known here"),
+        (&guessed, "the token is not known here"),
+        (&revoked, "the token was revoked"),
+        (&token, "the certificate request cannot be used"),
+    ] {
+        let said = refusal(token);
+        assert!(said.contains(reason), "{said:?} instead of {reason:?}");
+    }
 }
 
 #[test]

@@ -170,6 +170,19 @@ mod tests {
         );
     }
 
+    /// docs/operator/security.md names this number.
+    #[test]
+    fn the_events_of_an_agent_in_a_day_are_bounded() {
+        let (budgets, one) = (Budgets::default(), agent(1));
+        let mut kib = 0;
+        for now in 0..86_400 {
+            while budgets.spend_events(&one, 10, second(now)).is_ok() {
+                kib += 10;
+            }
+        }
+        assert!((850 * 1024..860 * 1024).contains(&kib), "{kib} KiB");
+    }
+
     #[test]
     fn an_agent_that_sends_too_many_messages_is_read_more_slowly() {
         let (budgets, one) = (Budgets::default(), agent(1));
