@@ -100,7 +100,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, mut pass: impl FnMut(usize) -> 
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the way is as slow as the test says")]
+#[expect(clippy::disallowed_methods, reason = "the link is as slow as the test says")]
 fn wait(time: Duration) {
     std::thread::sleep(time);
 }

@@ -15,25 +15,23 @@ use std::time::Duration;
 const NEW_MESSAGE: [u8; 6] = [0x82, 0xfa, 0x01, 2, b'h', b'i'];
 const EPOCH: Epoch = Epoch(1);
 
-fn join(server: &ManualServer, data: &Path) -> Joined {
+pub(crate) fn join(server: &ManualServer, data: &Path) -> Joined {
     let address = server.address().expect("an address").to_string();
     let token = server.token().to_string();
     Joined::start(Path::new(env!("CARGO_BIN_EXE_procfleet")), &address, data, "127.0.0.1", Some(&token))
 }
 
-fn welcome() -> Vec<u8> {
-    let welcome =
-        Welcome { epoch: EPOCH.0, heartbeat_ms: 60_000, limits_accounts: true, ..Welcome::default() };
-    Body::Welcome(welcome).into_bytes()
+pub(crate) fn welcome() -> Welcome {
+    Welcome { epoch: EPOCH.0, heartbeat_ms: 60_000, limits_accounts: true, ..Welcome::default() }
 }
 
-fn op(number: u32, kind: OpKind) -> Op {
+pub(crate) fn op(number: u32, kind: OpKind) -> Op {
     let id: OpId = format!("20261116120000-{number}-0").parse().expect("an op id");
     let proc = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
     Op::new(id, EPOCH, &proc, kind, Duration::from_secs(600), None, &GrantScope::All)
 }
 
-/// The outcomes of so many ops, by the op's id.
+/// The outcomes of this many ops, by the op's id.
 #[track_caller]
 fn outcomes(session: &mut ManualSession<'_>, number: usize) -> BTreeMap<String, OutcomeMessage> {
     let mut done = BTreeMap::new();
@@ -56,7 +54,7 @@ fn unknown_messages_and_ops_of_a_newer_server_do_not_end_the_session() {
     assert!(matches!(said, Some(agent_message::Body::Hello(_))), "{said:?}");
     // Before the welcome, and in the session.
     session.send(NEW_MESSAGE);
-    session.send(welcome());
+    session.send(Body::Welcome(welcome()).into_bytes());
     let unknown_kind = Op { kind: 77, ..op(1, OpKind::Stop) };
     let unknown_spec =
         Op { spec: br#"{"identity":"of the next version"}"#.to_vec(), ..op(2, OpKind::Register) };

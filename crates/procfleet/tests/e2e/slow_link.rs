@@ -1,8 +1,14 @@
 //! An agent behind a link of a few KB a second: logs come in small pages, and outcomes do not wait behind
 //! them.
 
-use crate::up;
-use procfleet_testkit::{Joined, Op, PATIENCE, Proc, SlowProxy, Up, wait_until};
+use crate::{newer_server, up};
+use procfleet_core::code::Code;
+use procfleet_core::op::OpKind;
+use procfleet_core::spec::Spec;
+use procfleet_proto::link::{EventMessage, EventsStored, Welcome, agent_message, server_message::Body};
+use procfleet_proto::link::{Op as LinkOp, OutcomeMessage};
+use procfleet_sim::{ManualServer, ManualSession};
+use procfleet_testkit::{Joined, Op, PATIENCE, Proc, SlowProxy, Up, account, wait_until};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const IP: &str = "127.0.0.2";
@@ -72,4 +78,68 @@ fn outcomes_go_before_logs_on_a_slow_link() {
         proxy.slow_down(0);
         checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
+}
+
+/// What an agent has sent in a session: its outcomes, and its events, message by message.
+#[derive(Default)]
+struct Received {
+    outcomes: Vec<OutcomeMessage>,
+    events: Vec<Vec<EventMessage>>,
+}
+
+impl Received {
+    #[track_caller]
+    fn receive_until(&mut self, session: &mut ManualSession<'_>, is_enough: impl Fn(&Received) -> bool) {
+        while !is_enough(self) {
+            match session.receive().expect("the session goes on") {
+                agent_message::Body::Reports(reports) => {
+                    self.outcomes.extend(reports.reports.into_iter().filter_map(|report| report.done));
+                }
+                agent_message::Body::Events(events) => self.events.push(events.events),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Events wait until the server has stored the last message of them, and outcomes do not: an outcome waits
+/// for at most one message of events, however slowly the server confirms it.
+#[test]
+fn outcomes_go_before_events_that_are_not_confirmed() {
+    let server = ManualServer::open().expect("a server");
+    let data = tempfile::tempdir().expect("a folder");
+    let _agent = newer_server::join(&server, data.path());
+    let mut session = server.accept().expect("a session");
+    let said = session.receive();
+    assert!(matches!(said, Some(agent_message::Body::Hello(_))), "{said:?}");
+    let welcome = Welcome { takes_events: true, ..newer_server::welcome() };
+    session.send(Body::Welcome(welcome).into_bytes());
+    let mut spec = Spec::default();
+    spec.identity.setup_path = data.path().to_str().expect("a plain path").to_owned();
+    (spec.identity.user, spec.identity.proc_name) = (account(), "sleep".to_owned());
+    spec.control.start_cmd = "exec sleep 300".to_owned();
+    let op = |number: u32, kind: OpKind, proc: &str| {
+        let spec = serde_json::to_vec(&spec).expect("it is JSON");
+        Body::Op(LinkOp { name: proc.to_owned(), spec, ..newer_server::op(number, kind) }).into_bytes()
+    };
+    let procs = ["first", "second", "third"];
+
+    let mut received = Received::default();
+    // Each start is an event.
+    session.send(op(1, OpKind::Start, procs[0]));
+    received
+        .receive_until(&mut session, |received| received.outcomes.len() == 1 && received.events.len() == 1);
+    session.send(op(2, OpKind::Start, procs[1]));
+    session.send(op(3, OpKind::Start, procs[2]));
+    received.receive_until(&mut session, |received| received.outcomes.len() == 3);
+    assert_eq!(received.events.len(), 1, "the next events wait: {:?}", received.events);
+    let last = received.events[0].last().expect("an event").clone();
+    session.send(Body::EventsStored(EventsStored { journal: last.journal, up_to: last.number }).into_bytes());
+    received.receive_until(&mut session, |received| received.events.len() == 2);
+    let named: Vec<&str> = received.events.iter().flatten().map(|event| event.name.as_str()).collect();
+    assert!(procs.iter().all(|proc| named.contains(proc)), "{named:?}");
+
+    (4..).zip(procs).for_each(|(number, proc)| session.send(op(number, OpKind::Kill, proc)));
+    received.receive_until(&mut session, |received| received.outcomes.len() == 6);
+    assert!(received.outcomes.iter().all(|outcome| outcome.code == Code::Success.number()));
 }
