@@ -1,4 +1,4 @@
-//! A small file system that a test can fill.
+//! A small file system that a test can fill, or make read-only.
 
 use crate::machine::{Need, need};
 use crate::program::Program;
@@ -43,6 +43,17 @@ impl Disk {
         }
     }
 
+    /// Mounts the file system over itself, read-only, until the guard is dropped. Files that are already open
+    /// stay writable: a file system with writers cannot be remounted.
+    #[track_caller]
+    pub fn mount_read_only(&self) -> ReadOnly<'_> {
+        for options in [["--bind"].as_slice(), &["-o", "remount,bind,ro"]] {
+            let mounted = Program::new("mount").args(options).args([&self.0, &self.0]).run();
+            assert_eq!(mounted.code, Some(0), "{mounted:?}");
+        }
+        ReadOnly(self)
+    }
+
     fn filler(&self, size: &str) -> PathBuf {
         self.0.join(format!("filler-{size}"))
     }
@@ -51,5 +62,15 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         Program::new("umount").args(["-l"]).args([&self.0]).run();
+    }
+}
+
+/// A read-only mount over a [`Disk`]. Unmounted on drop.
+#[derive(Debug)]
+pub struct ReadOnly<'a>(&'a Disk);
+
+impl Drop for ReadOnly<'_> {
+    fn drop(&mut self) {
+        Program::new("umount").args(["-l"]).args([self.0.path()]).run();
     }
 }

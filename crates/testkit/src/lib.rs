@@ -40,7 +40,7 @@ mod wait;
 pub use apart::played_apart;
 pub use client::{Answer, Client, Outcome, Raw};
 pub use connect::connect_from;
-pub use disk::Disk;
+pub use disk::{Disk, ReadOnly};
 pub use fifo::{Fifo, HeldReader};
 pub use joined::Joined;
 pub use machine::{Need, has, need};

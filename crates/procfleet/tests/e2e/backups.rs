@@ -244,6 +244,18 @@ fn readiness_ends_while_the_disk_is_full_and_comes_back() {
 }
 
 #[test]
+fn readiness_ends_while_the_disk_is_read_only_and_comes_back() {
+    let Some((up, disk)) = Up::start_on_disk(env!("CARGO_BIN_EXE_procfleet"), "48m") else { return };
+    assert_eq!(up.client.page("/readyz").status, 200);
+    let read_only = disk.mount_read_only();
+    let answer = up.client.page("/readyz");
+    assert!(answer.status == 503 && answer.text.contains("data folder is read-only"), "{answer:?}");
+    assert_eq!(up.client.page("/healthz").status, 200);
+    drop(read_only);
+    assert_eq!(up.client.page("/readyz").status, 200);
+}
+
+#[test]
 fn an_agent_that_joined_after_the_backup_comes_back_when_it_is_readmitted() {
     const IP: &str = "127.0.0.2";
     let mut up = up();
