@@ -137,7 +137,7 @@ contract! {
 
     fn count_agents(filter: AgentFilter) -> u64;
 
-    /// The hosts of the agents that pass the filter, in their order, at most so many.
+    /// The hosts of the agents that pass the filter, in their order, at most `limit`.
     fn hosts_of_agents(filter: AgentFilter, limit: usize) -> Vec<Host>;
 
     /// Which of the terms mean no agent that passes the filter.
@@ -235,8 +235,8 @@ contract! {
         limit: u32,
     ) -> ProcListPage;
 
-    /// The procs of a namespace with this name, or a name that a glob matches, at most so many: which, and
-    /// where.
+    /// The procs of a namespace with this name, or with a name that the glob matches: the agent, the host and
+    /// the name of each, at most `limit`.
     fn find_procs(filter: ProcFilter, limit: usize) -> Vec<(AgentId, Host, String)>;
 
     /// Which of these procs are known on these agents.

@@ -250,7 +250,7 @@ fn fsync_and_kill(name: &str) -> Row {
     Row::played(name, SYNCS, verdict, trouble)
 }
 
-/// A library in which the so manieth sync of a database's log fails, as that of a disk with a bad sector.
+/// A library that lets the Nth sync of a database's log fail, as on a disk with a bad sector.
 fn failing_sync(folder: &Path) -> PathBuf {
     let text = r#"
 #define _GNU_SOURCE

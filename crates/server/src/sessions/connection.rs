@@ -411,11 +411,11 @@ async fn serve(
                         Err(error) => return SessionEnd::Protocol(error),
                     },
                 };
-                let heeded = Box::pin(intake.handle(link, agent, epoch, body, size)).await;
-                let heeded = answered(socket, heeded).await;
+                let handled = Box::pin(intake.handle(link, agent, epoch, body, size)).await;
+                let handled = answered(socket, handled).await;
                 // A slow store does not count as silence of the agent.
                 silent_since = Instant::now();
-                heeded
+                handled
             }
         };
         if let Err(end) = done {
