@@ -3,20 +3,23 @@
 use crate::AgentError;
 use crate::exec::{Containment, Rotation};
 use crate::path_walk::{self, PathTrust};
+use crate::proxy::Proxy;
 use procfleet_core::data_folder::{self, ExistingFolder, FolderOwner};
 use procfleet_core::host_policy::Allow;
+pub use procfleet_core::server_address::ServerAddress;
 use procfleet_proto::link::token::JoinToken;
 use rustix::fs::{FileType, OFlags};
-use std::fmt;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
-    pub server: ServerAddress,
+    /// From the command line; at least one.
+    pub servers: Vec<ServerAddress>,
+    /// The way to the servers; `None`: directly.
+    pub proxy: Option<Proxy>,
     /// Needed once, to join.
     pub token: Option<JoinToken>,
     pub data: PathBuf,
@@ -95,48 +98,6 @@ pub fn read_policy(named: Option<PathBuf>) -> Result<Allow, PolicyError> {
     }
 }
 
-/// The address of the server's agent link.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerAddress {
-    pub host: String,
-    pub port: u16,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a server address: expected https://HOST[:PORT]")]
-pub struct BadAddress;
-
-const DEFAULT_PORT: u16 = 48668;
-
-impl FromStr for ServerAddress {
-    type Err = BadAddress;
-    fn from_str(text: &str) -> Result<Self, BadAddress> {
-        let rest = ["https://", "wss://"].iter().find_map(|scheme| text.strip_prefix(scheme)).unwrap_or(text);
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let (host, port) = match rest.strip_prefix('[').and_then(|v6| v6.split_once(']')) {
-            Some((host, port)) => (host, port.strip_prefix(':')),
-            None => match rest.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (rest, None),
-            },
-        };
-        let port = port.map_or(Ok(DEFAULT_PORT), str::parse).map_err(|_| BadAddress)?;
-        if host.is_empty() || host.contains(['/', '@', ' ']) {
-            return Err(BadAddress);
-        }
-        Ok(ServerAddress { host: host.to_owned(), port })
-    }
-}
-
-impl fmt::Display for ServerAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "https://[{}]:{}", self.host, self.port),
-            false => write!(f, "https://{}:{}", self.host, self.port),
-        }
-    }
-}
-
 /// Creates the data folder, which only its owner may enter. An existing one is accepted only if it is empty
 /// or an agent's.
 pub(crate) fn make_data_folder(path: &Path) -> Result<(), AgentError> {
@@ -210,20 +171,5 @@ mod tests {
         std::os::unix::fs::lchown(&link, Some(nobody.as_raw()), None).expect("root may");
         let refused = read_policy(Some(link)).expect_err("the link is nobody's").to_string();
         assert!(refused.contains("the link "), "{refused}");
-    }
-
-    #[test]
-    fn addresses() {
-        for (text, expected) in [
-            ("https://a.example:1", "https://a.example:1"),
-            ("wss://10.0.0.1", "https://10.0.0.1:48668"),
-            ("10.0.0.1:5/", "https://10.0.0.1:5"),
-            ("https://[::1]:7", "https://[::1]:7"),
-        ] {
-            assert_eq!(text.parse::<ServerAddress>().expect("a good address").to_string(), expected);
-        }
-        for text in ["", "https://", "a:b", "http://x:1", "a/b", "a b"] {
-            assert!(text.parse::<ServerAddress>().is_err(), "{text}");
-        }
     }
 }

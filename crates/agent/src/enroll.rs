@@ -1,11 +1,13 @@
 //! Joins a fleet, once for each agent. The key is created here and stays here.
 
 use crate::VERSION;
-use crate::config::AgentSettings;
+use crate::config::{AgentSettings, ServerAddress};
 use crate::identity::{AgentIdentity, IdentityError};
+use crate::random;
 use crate::tls::{self, ConnectError};
 use futures_util::{SinkExt, StreamExt};
 use procfleet_core::id::BadId;
+use procfleet_core::server_choice;
 use procfleet_proto::link::{ENROLL_PATH, Enroll, agent_message, decode_server, server_message::Body};
 use rcgen::{CertificateParams, KeyPair};
 use std::time::Duration;
@@ -36,20 +38,25 @@ pub enum EnrollError {
     Identity(#[from] IdentityError),
 }
 
-/// Waits for a server that is not there yet; gives up when it refuses.
+/// Asks the servers in random order until one answers, and waits if none is there yet. The first answer is
+/// final: all servers of a fleet know the same tokens.
 pub(crate) async fn join(config: &AgentSettings) -> Result<AgentIdentity, EnrollError> {
     loop {
-        match try_to_join(config).await {
-            Err(EnrollError::Connect(error @ (ConnectError::Tcp(..) | ConnectError::Silent(_)))) => {
-                warn!(error = &error as &dyn std::error::Error, "cannot reach the server to join; retrying");
-                tokio::time::sleep(AGAIN).await;
+        for server in server_choice::shuffled(&config.servers, random::draw) {
+            match try_to_join(config, &server).await {
+                Err(EnrollError::Connect(error)) if error.is_unreachable() => warn!(
+                    %server,
+                    error = &error as &dyn std::error::Error,
+                    "cannot reach the server to join; retrying"
+                ),
+                other => return other,
             }
-            other => return other,
         }
+        tokio::time::sleep(AGAIN).await;
     }
 }
 
-async fn try_to_join(config: &AgentSettings) -> Result<AgentIdentity, EnrollError> {
+async fn try_to_join(config: &AgentSettings, server: &ServerAddress) -> Result<AgentIdentity, EnrollError> {
     let token = config.token.as_ref().ok_or(EnrollError::NoToken)?;
     let key = KeyPair::generate()?;
     let csr = CertificateParams::new(Vec::new())?.serialize_request(&key)?;
@@ -59,7 +66,8 @@ async fn try_to_join(config: &AgentSettings) -> Result<AgentIdentity, EnrollErro
         ip: config.ip.map(|ip| ip.to_string()).unwrap_or_default(),
         version: VERSION.to_owned(),
     };
-    let mut socket = tls::connect(&config.server, ENROLL_PATH, tls::with_pin(token.ca_pin)?).await?;
+    let tls = tls::with_pin(token.ca_pin)?;
+    let mut socket = tls::connect(server, config.proxy.as_ref(), ENROLL_PATH, tls).await?;
     let request = agent_message::Body::Enroll(request).into_bytes();
     socket.send(Message::Binary(request.into())).await.map_err(|_| EnrollError::BadAnswer)?;
     let answer = tokio::time::timeout(TIMEOUT, socket.next()).await.map_err(|_| EnrollError::BadAnswer)?;

@@ -4,7 +4,8 @@
 //! server, hosted procs stay hosted, and outcomes wait in the journal. Ending the agent ends none of its
 //! processes.
 //!
-//! - `link`: the session with the server; `enroll`: joining, once; `renewal`: new certificates;
+//! - `link`: the session with a server; `enroll`: joining, once; `renewal`: new certificates;
+//! - `tls`, `proxy`: the connection to a server;
 //! - `log_query`, `specs`: queries of the server;
 //! - `outbox`: outcomes that the server has not acknowledged;
 //! - `journal`: durable state;
@@ -18,6 +19,8 @@
 pub mod config;
 mod enroll;
 pub mod exec;
+#[cfg(test)]
+mod fake_server;
 mod hosting_file;
 pub mod identity;
 pub mod inbox;
@@ -28,6 +31,8 @@ mod log_query;
 mod outbox;
 mod path_walk;
 pub mod program;
+pub mod proxy;
+mod random;
 mod renewal;
 mod specs;
 mod states;
@@ -311,9 +316,13 @@ async fn join_and_connect(
 ) -> Result<(), AgentError> {
     let identity = match identity::AgentIdentity::load(&config.data)? {
         Some(identity) => identity,
-        None => enroll::join(config).await?,
+        None => {
+            journal.forget_fleet().await?;
+            enroll::join(config).await?
+        }
     };
-    info!(agent = %identity.agent, server = %config.server, "agent is up");
+    let servers = config.servers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    info!(agent = %identity.agent, servers, "agent is up");
     let credentials = identity::Credentials::new(&config.data, identity);
     link::stay_connected(config, &credentials, journal, supervisor, outbox, states).await;
     Ok(())

@@ -7,6 +7,7 @@ use crate::exec::{Containment, Rotation, allow_many_files};
 use crate::lifecycle::reexec::{reexec, reexec_with_env};
 use crate::lifecycle::signals::ignore_reopen_signal;
 use crate::lifecycle::upgrade;
+use crate::proxy::Proxy;
 use clap::ValueEnum;
 use procfleet_program::memory::configure_allocator;
 use procfleet_program::signals::{stop_requested, unblock_signals};
@@ -28,9 +29,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub struct Args {
     #[command(subcommand)]
     verb: Option<AgentVerb>,
-    /// The server's agent link, such as https://10.0.0.1:48668
-    #[arg(long, env = "PROCFLEET_SERVER", required = true)]
-    server: Option<ServerAddress>,
+    /// The agent links of the servers, such as https://10.0.0.1:48668,https://10.0.0.2:48668. The agent
+    /// connects to any of them, learns of further ones from the server, and returns to these if none of those
+    /// answers
+    // Not parsed by clap, whose errors name only the first fault.
+    #[arg(long, env = "PROCFLEET_SERVER", value_name = "URL", value_delimiter = ',', required = true)]
+    server: Vec<String>,
+    /// Reach the servers through this HTTP proxy (CONNECT): http://[USER:PASSWORD@]HOST:PORT. Use
+    /// PROCFLEET_PROXY for a password, as for the token. HTTP_PROXY and the like have no effect
+    // Not parsed by clap, whose errors would print the password.
+    #[arg(long, env = "PROCFLEET_PROXY", value_name = "URL", hide_env_values = true)]
+    proxy: Option<String>,
     /// A join token from `procfleet token create`; needed once. Every user of the host can see arguments
     /// while a program starts, so rather use PROCFLEET_TOKEN or --token-file
     #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
@@ -135,16 +144,23 @@ pub fn main(args: Args) -> ExitCode {
         unblock_signals();
     }
     match &args.verb {
-        None if args.print_systemd_unit => return print_systemd_unit(&args),
         None => {}
         Some(AgentVerb::Upgrade(wanted)) => return print_result(upgrade::upgrade(wanted)),
         Some(AgentVerb::Check(folder)) => return print_result(upgrade::check(&folder.data)),
         Some(AgentVerb::Repair(folder)) => return print_result(crate::repair(&folder.data)),
     }
-    if let Some(token) = &args.token
-        && let Some(arguments) = without_token(std::env::args_os())
-    {
-        return failed(&reexec_with_env(&arguments, "PROCFLEET_TOKEN", token));
+    let way = match WayToServers::read(&args) {
+        Ok(way) => way,
+        Err(faults) => {
+            print_error(&faults);
+            return ExitCode::from(2);
+        }
+    };
+    if args.print_systemd_unit {
+        return print_systemd_unit(&args, &way);
+    }
+    if let Some((arguments, secrets)) = without_secrets(std::env::args_os()) {
+        return failed(&reexec_with_env(&arguments, &secrets));
     }
     let log = args.log.init_tracing();
     #[cfg(feature = "failpoints")]
@@ -181,11 +197,20 @@ pub fn main(args: Args) -> ExitCode {
         Ok(program) => program,
         Err(error) => return failed(&error),
     };
-    let server = args.server.expect("the argument is required where there is no verb");
+    let WayToServers { servers, proxy } = way;
     let data = args.folder.data;
     let (ip, containment, rotation) = (args.ip, args.containment, args.output.rotation());
-    let config =
-        AgentSettings { server, token, data, ip, allow, containment, rotation, program: program.clone() };
+    let config = AgentSettings {
+        servers,
+        proxy,
+        token,
+        data,
+        ip,
+        allow,
+        containment,
+        rotation,
+        program: program.clone(),
+    };
     allow_many_files();
     configure_allocator();
     // Orphans belong to the main thread; children of another thread are in another list
@@ -216,23 +241,58 @@ pub fn main(args: Args) -> ExitCode {
     }
 }
 
-/// The arguments without a join token: every user of the host can read them while the agent runs. `None`:
-/// there is no token.
-fn without_token(arguments: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
-    let (mut kept, mut is_there) = (Vec::new(), false);
-    let mut arguments = arguments;
-    while let Some(argument) = arguments.next() {
-        let bytes = argument.as_encoded_bytes();
-        match bytes {
-            b"--token" => {
-                is_there = true;
-                arguments.next();
+/// Where the servers are, and how to reach them.
+struct WayToServers {
+    servers: Vec<ServerAddress>,
+    proxy: Option<Proxy>,
+}
+
+impl WayToServers {
+    /// All faults at once.
+    fn read(args: &Args) -> Result<WayToServers, String> {
+        let servers = ServerAddress::read_all(args.server.iter().map(String::as_str));
+        // An empty variable is none.
+        let proxy = args.proxy.as_deref().map(str::trim).filter(|proxy| !proxy.is_empty());
+        let proxy = proxy.map(str::parse::<Proxy>).transpose();
+        match (servers, proxy) {
+            (Ok(servers), Ok(proxy)) => Ok(WayToServers { servers, proxy }),
+            (servers, proxy) => {
+                let servers = servers.err().map(|faults| format!("--server: {faults}"));
+                let proxy = proxy.err().map(|fault| format!("--proxy: {fault}"));
+                Err(servers.into_iter().chain(proxy).collect::<Vec<_>>().join("; "))
             }
-            bytes if bytes.starts_with(b"--token=") => is_there = true,
-            _ => kept.push(argument),
         }
     }
-    is_there.then_some(kept)
+}
+
+/// Environment variables and their secret values.
+type Secrets = Vec<(&'static str, OsString)>;
+
+/// The arguments without a join token and a proxy's password, and these as environment variables: every user
+/// of the host can read the arguments while the agent runs. `None`: there are no secrets.
+fn without_secrets(arguments: impl Iterator<Item = OsString>) -> Option<(Vec<OsString>, Secrets)> {
+    let (mut kept, mut secrets) = (Vec::new(), Vec::new());
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        let (name, joined) = match argument.to_str().and_then(|text| text.split_once('=')) {
+            Some((name, value)) => (name.into(), Some(OsString::from(value))),
+            None => (argument.clone(), None),
+        };
+        let (variable, is_secret): (_, fn(&OsString) -> bool) = match name.as_encoded_bytes() {
+            b"--token" => ("PROCFLEET_TOKEN", |_| true),
+            b"--proxy" => ("PROCFLEET_PROXY", |value| value.as_encoded_bytes().contains(&b'@')),
+            _ => {
+                kept.push(argument);
+                continue;
+            }
+        };
+        let separate = if joined.is_none() { arguments.next() } else { None };
+        match joined.as_ref().or(separate.as_ref()).filter(|value| is_secret(value)) {
+            Some(value) => secrets.push((variable, value.clone())),
+            None => kept.extend([argument].into_iter().chain(separate)),
+        }
+    }
+    (!secrets.is_empty()).then_some((kept, secrets))
 }
 
 /// Runs the agent on one thread, which is enough and keeps it small.
@@ -270,8 +330,9 @@ fn print_result<E: Error>(done: Result<String, E>) -> ExitCode {
     }
 }
 
-/// The token is not in it: a unit file is readable for all, and the token is needed only once.
-fn print_systemd_unit(args: &Args) -> ExitCode {
+/// The token is not in it: a unit file is readable for all, and the token is needed only once. The password
+/// of a proxy is needed at each start, and comes from a file.
+fn print_systemd_unit(args: &Args, way: &WayToServers) -> ExitCode {
     let (program, data) = match (std::env::current_exe(), std::path::absolute(&args.folder.data)) {
         (Ok(program), Ok(data)) => (program, data),
         (Err(error), _) | (_, Err(error)) => return failed(&error),
@@ -280,11 +341,13 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
     if program.file_name().is_some_and(|name| name == "procfleet") {
         command.push_str(" agent");
     }
+    let proxy = way.proxy.as_ref().filter(|proxy| !proxy.has_login());
     let containment = Some(args.containment).filter(|named| *named != Containment::default());
     let containment = containment.and_then(|named| named.to_possible_value());
     let rotation = args.output.rotation();
     let options = [
-        args.server.as_ref().map(|server| ("--server", server.to_string())),
+        Some(("--server", way.servers.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))),
+        proxy.map(|proxy| ("--proxy", proxy.to_string())),
         Some(("--data", data.to_string_lossy().into_owned())),
         args.ip.map(|ip| ("--ip", ip.to_string())),
         args.policy.as_ref().map(|policy| ("--policy", policy.to_string_lossy().into_owned())),
@@ -295,7 +358,10 @@ fn print_systemd_unit(args: &Args) -> ExitCode {
     for (name, value) in options.into_iter().flatten().chain(args.log.arguments()) {
         let _ = write!(command, " {name} {}", quoted(&value));
     }
-    printed(&include_str!("agent.service").replace("@COMMAND@", &command))
+    let unit = include_str!("agent.service").replace("@COMMAND@", &command);
+    let has_login = way.proxy.as_ref().is_some_and(Proxy::has_login);
+    let environment = if has_login { include_str!("agent_proxy.service") } else { "" };
+    printed(&unit.replace("ExecStart=", &format!("{environment}ExecStart=")))
 }
 
 fn failed(error: &dyn Error) -> ExitCode {
@@ -330,16 +396,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_taken_out_of_the_arguments() {
-        let check = |arguments: &str, expected: Option<&str>| {
-            let left = without_token(arguments.split(' ').map(OsString::from));
-            let left = left.map(|left| left.join(" ".as_ref()).into_string().expect("plain"));
-            assert_eq!(left.as_deref(), expected, "{arguments}");
+    fn secrets_are_taken_out_of_the_arguments() {
+        let check = |arguments: &str, expected: Option<(&str, &str)>| {
+            let left = without_secrets(arguments.split(' ').map(OsString::from));
+            let left = left.map(|(kept, secrets)| {
+                let secrets = secrets.iter().map(|(name, value)| format!("{name}={}", value.display()));
+                let kept = kept.join(" ".as_ref()).into_string().expect("plain");
+                (kept, secrets.collect::<Vec<_>>().join(" "))
+            });
+            let left = left.as_ref().map(|(kept, secrets)| (kept.as_str(), secrets.as_str()));
+            assert_eq!(left, expected, "{arguments}");
         };
         check("procfleet agent --server x", None);
-        check("procfleet agent --token secret --server x", Some("procfleet agent --server x"));
-        check("procfleet agent --server x --token=secret", Some("procfleet agent --server x"));
+        check(
+            "procfleet agent --token secret --server x",
+            Some(("procfleet agent --server x", "PROCFLEET_TOKEN=secret")),
+        );
+        check(
+            "procfleet agent --server x --token=secret",
+            Some(("procfleet agent --server x", "PROCFLEET_TOKEN=secret")),
+        );
         check("procfleet agent --token-file f", None);
-        check("procfleet agent --token", Some("procfleet agent"));
+        check("procfleet agent --token", None);
+        check("procfleet agent --proxy http://h:1 --server=x", None);
+        check("procfleet agent --proxy=http://h:1 --proxy-file x", None);
+        check(
+            "procfleet agent --proxy http://u:p@h:1 --ip y --token=t=u",
+            Some(("procfleet agent --ip y", "PROCFLEET_PROXY=http://u:p@h:1 PROCFLEET_TOKEN=t=u")),
+        );
+        check(
+            "procfleet agent --proxy=http://u:p@h:1 --server=x",
+            Some(("procfleet agent --server=x", "PROCFLEET_PROXY=http://u:p@h:1")),
+        );
     }
 }

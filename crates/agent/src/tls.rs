@@ -2,12 +2,14 @@
 //!
 //! Before it has joined, an agent knows its server only by the pin in its token: the SHA-256 of the CA's
 //! certificate, which the server must send along. From then on it knows the CA itself. The server's address
-//! is never checked, its name inside the CA always is.
+//! is never checked, its name inside the CA always is. All of this is the same through a proxy.
 
 use crate::config::ServerAddress;
 use crate::identity::AgentIdentity;
+use crate::proxy::{Proxy, ProxyError};
 use procfleet_proto::link::{BUFFER, MAX_FRAME, MAX_MESSAGE};
 use ring::digest::{SHA256, digest};
+use socket2::TcpKeepalive;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +34,11 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 const SERVER_NAME: &str = "procfleet-server";
 const TIMEOUT: Duration = Duration::from_secs(15);
 const USER_TIMEOUT_MS: u32 = 20_000;
+/// TCP keep-alive notices a peer that is gone although nothing is being sent, within 25 s. It is the second
+/// line: the link's own timer also notices a server that is stopped, or gone behind a proxy.
+const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEP_ALIVE_PROBES: u32 = 3;
 /// TCP_NOTSENT_LOWAT: the most bytes that the kernel holds without having sent them. An outcome cannot
 /// overtake bytes that are in the kernel.
 const UNSENT_BYTES: u32 = 16 * 1024;
@@ -42,6 +49,8 @@ pub type Socket = WebSocketStream<TlsStream<TcpStream>>;
 pub enum ConnectError {
     #[error("connecting to {0}")]
     Tcp(ServerAddress, #[source] io::Error),
+    #[error("connecting to {0} through a proxy")]
+    Proxy(ServerAddress, #[source] ProxyError),
     #[error("{0} did not answer within {TIMEOUT:?}")]
     Silent(ServerAddress),
     #[error("making TLS ready")]
@@ -54,6 +63,23 @@ pub enum ConnectError {
     Refused(ServerAddress, String),
     #[error("opening the WebSocket to {0}")]
     WebSocket(ServerAddress, #[source] Box<WsError>),
+}
+
+impl ConnectError {
+    /// Whether nobody answered, so that another server, or a later attempt, may succeed. A proxy that wants a
+    /// password wants it for every server.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            ConnectError::Tcp(..) | ConnectError::Silent(_) => true,
+            ConnectError::Proxy(_, error) => !matches!(error, ProxyError::LoginRequired(_)),
+            // The connection was closed before TLS was established: a server that is ending, or a load
+            // balancer without a server.
+            ConnectError::Tls(_, error) => {
+                matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+            }
+            ConnectError::Prepare(_) | ConnectError::Refused(..) | ConnectError::WebSocket(..) => false,
+        }
+    }
 }
 
 /// TLS for an agent that has joined.
@@ -86,15 +112,35 @@ fn builder() -> Result<
         .map_err(ConnectError::Prepare)
 }
 
-pub async fn connect(server: &ServerAddress, path: &str, tls: ClientConfig) -> Result<Socket, ConnectError> {
-    let connecting = tokio::time::timeout(TIMEOUT, connect_now(server, path, tls)).await;
+pub async fn connect(
+    server: &ServerAddress,
+    proxy: Option<&Proxy>,
+    path: &str,
+    tls: ClientConfig,
+) -> Result<Socket, ConnectError> {
+    let connecting = tokio::time::timeout(TIMEOUT, connect_now(server, proxy, path, tls)).await;
     connecting.map_err(|_| ConnectError::Silent(server.clone()))?
 }
 
-async fn connect_now(server: &ServerAddress, path: &str, tls: ClientConfig) -> Result<Socket, ConnectError> {
+async fn connect_now(
+    server: &ServerAddress,
+    proxy: Option<&Proxy>,
+    path: &str,
+    tls: ClientConfig,
+) -> Result<Socket, ConnectError> {
     let tcp = |error| ConnectError::Tcp(server.clone(), error);
-    let stream = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(tcp)?;
+    let stream = match proxy {
+        None => TcpStream::connect((server.host.as_str(), server.port)).await.map_err(tcp)?,
+        Some(proxy) => {
+            proxy.connect(server).await.map_err(|error| ConnectError::Proxy(server.clone(), error))?
+        }
+    };
     stream.set_nodelay(true).map_err(tcp)?;
+    let keep_alive = TcpKeepalive::new()
+        .with_time(KEEP_ALIVE_IDLE)
+        .with_interval(KEEP_ALIVE_INTERVAL)
+        .with_retries(KEEP_ALIVE_PROBES);
+    socket2::SockRef::from(&stream).set_tcp_keepalive(&keep_alive).map_err(tcp)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)
         .map_err(|errno| tcp(errno.into()))?;
     socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES).map_err(tcp)?;
@@ -180,5 +226,79 @@ impl ServerCertVerifier for PinnedCa {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_server::FakeServer;
+    use procfleet_proto::link::LINK_PATH;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+    use tokio::net::TcpListener;
+
+    /// A proxy that connects everybody to this server, and its address.
+    async fn proxy_to(server: &FakeServer) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let proxy = format!("http://{}", listener.local_addr().expect("a bound socket"));
+        let server = server.address();
+        tokio::spawn(async move {
+            let (mut agent, _) = listener.accept().await.expect("a connection");
+            let mut request = [0; 1024];
+            let length = agent.read(&mut request).await.expect("a request");
+            assert!(request[..length].starts_with(b"CONNECT no.such.host.invalid:7 HTTP/1.1\r\n"));
+            agent.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await.expect("the agent reads");
+            let mut server = TcpStream::connect((server.host, server.port)).await.expect("it listens");
+            let _ = copy_bidirectional(&mut agent, &mut server).await;
+        });
+        proxy.parse().expect("a proxy")
+    }
+
+    #[tokio::test]
+    async fn a_connection_has_keep_alive() {
+        let server = FakeServer::open().await;
+        let address = server.address();
+        let tls = with_identity(&server.identity()).expect("our own identity");
+        let (socket, _peer) = tokio::join!(connect(&address, None, LINK_PATH, tls), server.accept());
+        let socket = socket.expect("a connection");
+        let stream = socket2::SockRef::from(socket.get_ref().get_ref().0);
+        assert!(stream.keepalive().expect("a socket"));
+        assert_eq!(stream.tcp_keepalive_time().expect("a socket"), KEEP_ALIVE_IDLE);
+        assert_eq!(stream.tcp_keepalive_interval().expect("a socket"), KEEP_ALIVE_INTERVAL);
+        assert_eq!(stream.tcp_keepalive_retries().expect("a socket"), KEEP_ALIVE_PROBES);
+    }
+
+    /// The agent resolves nothing, and the certificate is checked as without a proxy.
+    #[tokio::test]
+    async fn a_proxy_resolves_the_name_and_cannot_replace_the_server() {
+        let (server, other) = (FakeServer::open().await, FakeServer::open().await);
+        let address: ServerAddress = "no.such.host.invalid:7".parse().expect("an address");
+        for tls in [with_identity(&server.identity()), with_pin(server.pin())] {
+            let (tls, proxy) = (tls.expect("our own identity"), proxy_to(&server).await);
+            let connecting = connect(&address, Some(&proxy), LINK_PATH, tls);
+            let (socket, _peer) = tokio::join!(connecting, server.accept());
+            socket.expect("a connection");
+        }
+        for tls in [with_identity(&server.identity()), with_pin(server.pin())] {
+            let (tls, proxy) = (tls.expect("our own identity"), proxy_to(&other).await);
+            let connecting = connect(&address, Some(&proxy), LINK_PATH, tls);
+            let refused = tokio::select! {
+                refused = connecting => refused.expect_err("the server of another CA"),
+                never = async { other.accept().await; std::future::pending().await } => never,
+            };
+            assert!(matches!(refused, ConnectError::Tls(..)) && !refused.is_unreachable(), "{refused:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_closes_the_connection_before_tls_is_unreachable() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address: ServerAddress = listener.local_addr().expect("bound").to_string().parse().expect("one");
+        let server = FakeServer::open().await;
+        let connecting = connect(&address, None, LINK_PATH, with_pin(server.pin()).expect("TLS"));
+        let closing = async { drop(listener.accept().await) };
+        let (refused, ()) = tokio::join!(connecting, closing);
+        let refused = refused.expect_err("nobody is there");
+        assert!(refused.is_unreachable(), "{refused:?}");
     }
 }

@@ -5,18 +5,19 @@ use crate::error::Error;
 use crate::login::ClientLogin;
 use crate::output::plain;
 use crate::tls::TlsConnector;
+use crate::tunnel::{HostResolver, LookupError, TunnelConnector, TunnelError};
 use procfleet_core::code::Code;
 use procfleet_http_client::Timeouts;
 use procfleet_proto::http::native::PageEnvelope;
+use procfleet_proto::tunnel::ProxyUrl;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt;
 use std::io::ErrorKind;
 use std::time::Duration;
 use ureq::http::{HeaderValue, Response};
-use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{Connector, TcpConnector};
-use ureq::{Body, Timeout};
+use ureq::{Agent, Body, Timeout};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const OVERALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -25,10 +26,11 @@ const MAX_ANSWER: u64 = 512 * 1024 * 1024;
 
 #[derive(Clone)]
 pub(crate) struct Client {
-    agent: ureq::Agent,
+    agent: Agent,
     url: String,
     authorization: HeaderValue,
     credentials: String,
+    proxy: Option<ProxyUrl>,
 }
 
 /// The `data` of one reply, unchanged, so that `--json` prints fields that this client does not know.
@@ -53,13 +55,15 @@ impl Client {
     pub(crate) fn new(login: ClientLogin) -> Result<Client, Error> {
         let timeouts = Timeouts { connect: Some(CONNECT_TIMEOUT), overall: OVERALL_TIMEOUT };
         let config = procfleet_http_client::config(timeouts);
+        let (tcp, resolver) = (().chain(TcpConnector::default()), HostResolver::new(login.proxy.as_ref()));
         // Only an https url needs the certificates of this system.
-        let agent = match login.url.starts_with("https://") {
-            true => {
-                let connector = ().chain(TcpConnector::default()).chain(TlsConnector::new(&login.trust)?);
-                ureq::Agent::with_parts(config, connector, DefaultResolver::default())
-            }
-            false => config.new_agent(),
+        let tls = login.url.starts_with("https://").then(|| TlsConnector::new(&login.trust)).transpose()?;
+        let tunnel = login.proxy.clone().map(TunnelConnector);
+        let agent = match (tunnel, tls) {
+            (None, None) => Agent::with_parts(config, tcp, resolver),
+            (None, Some(tls)) => Agent::with_parts(config, tcp.chain(tls), resolver),
+            (Some(tunnel), None) => Agent::with_parts(config, tcp.chain(tunnel), resolver),
+            (Some(tunnel), Some(tls)) => Agent::with_parts(config, tcp.chain(tunnel).chain(tls), resolver),
         };
         let words = serde_json::json!({
             "bk_app_code": login.app_code,
@@ -69,7 +73,13 @@ impl Client {
         let mut authorization =
             HeaderValue::from_str(&in_ascii(&words.to_string())).expect("printable ASCII is a header value");
         authorization.set_sensitive(true);
-        Ok(Client { agent, url: login.url, authorization, credentials: login.credentials })
+        Ok(Client {
+            agent,
+            url: login.url,
+            authorization,
+            credentials: login.credentials,
+            proxy: login.proxy,
+        })
     }
 
     pub(crate) fn get(&self, path: &str, query: &[(&str, String)]) -> Result<ReplyData, Error> {
@@ -112,9 +122,15 @@ impl Client {
         after_sending: impl FnOnce(String, String) -> Error,
     ) -> Result<ReplyData, Error> {
         let url = self.url.clone();
-        let (status, body) = answer.map_err(|fault| match words_for(&fault) {
-            Phase::Connecting(why) => Error::Unreachable { url: url.clone(), why },
-            Phase::Answering(why) => after_sending(url.clone(), why),
+        let (status, body) = answer.map_err(|fault| match (words_for(&fault), &self.proxy) {
+            // The only connection is the one to the proxy.
+            (Phase::Connecting(why), Some(proxy)) | (Phase::Tunnelling(why), Some(proxy)) => {
+                Error::Proxy { url: url.clone(), proxy: proxy.to_string(), why }
+            }
+            (Phase::Connecting(why) | Phase::Tunnelling(why) | Phase::Securing(why), _) => {
+                Error::Unreachable { url: url.clone(), why }
+            }
+            (Phase::Answering(why), _) => after_sending(url.clone(), why),
         })?;
         let envelope: PageEnvelope<Value> = serde_json::from_slice(&body)
             .map_err(|fault| Error::Stranger { url: url.clone(), status, why: fault.to_string() })?;
@@ -177,6 +193,10 @@ fn read(mut response: Response<Body>) -> Result<(u16, Vec<u8>), ureq::Error> {
 /// How far a request had come when it failed. It decides whether repeating it is harmless.
 enum Phase {
     Connecting(String),
+    /// Through the proxy.
+    Tunnelling(String),
+    /// The TLS handshake.
+    Securing(String),
     Answering(String),
 }
 
@@ -185,7 +205,7 @@ fn words_for(fault: &ureq::Error) -> Phase {
     match fault {
         // The handshake comes before anything is sent.
         Fault::Io(io) if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
-            Phase::Connecting(tls_words(&io.to_string()))
+            Phase::Securing(tls_words(&io.to_string()))
         }
         Fault::Io(io) => match io.kind() {
             ErrorKind::ConnectionRefused => Phase::Connecting("connection refused".to_owned()),
@@ -194,12 +214,15 @@ fn words_for(fault: &ureq::Error) -> Phase {
             // Other socket errors may occur after sending, so the request may have been carried out.
             _ => Phase::Answering(lower(&io.to_string())),
         },
+        Fault::Other(other) if other.is::<TunnelError>() => Phase::Tunnelling(other.to_string()),
+        Fault::Other(other) if other.is::<LookupError>() => Phase::Connecting(lower(&other.to_string())),
         Fault::HostNotFound => Phase::Connecting("no such host".to_owned()),
         Fault::Timeout(Timeout::Connect | Timeout::Resolve) => {
             Phase::Connecting(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs()))
         }
         Fault::Timeout(_) => Phase::Answering(format!("no answer within {} s", OVERALL_TIMEOUT.as_secs())),
-        Fault::ConnectionFailed | Fault::BadUri(_) | Fault::Http(_) | Fault::Tls(_) | Fault::Rustls(_) => {
+        Fault::Tls(_) | Fault::Rustls(_) => Phase::Securing(lower(&fault.to_string())),
+        Fault::ConnectionFailed | Fault::BadUri(_) | Fault::Http(_) => {
             Phase::Connecting(lower(&fault.to_string()))
         }
         // `ureq::Error` is non-exhaustive; no other variant is known to occur before sending.

@@ -11,6 +11,7 @@ use crate::output::plain;
 use crate::tls::Trust;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
+use procfleet_proto::tunnel::ProxyUrl;
 use std::path::PathBuf;
 
 /// The user of the administrator's app, if none is named. Other apps act as themselves.
@@ -47,6 +48,10 @@ struct Flags {
     /// the CAs of this system]
     #[arg(long, env = "PROCFLEET_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
+    /// HTTP proxy on the way to the server (CONNECT): http://[USER:PASSWORD@]HOST:PORT. HTTP_PROXY and the
+    /// like have no effect [default: none]
+    #[arg(long, env = "PROCFLEET_PROXY", value_name = "URL", hide_env_values = true)]
+    proxy: Option<Secret>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -145,6 +150,7 @@ impl ConnectionFlags {
             app_secret: secret.clone(),
             username: named.unwrap_or_default(),
             trust: self.given_ca().unwrap_or(Trust::System),
+            proxy: self.proxy()?,
             credentials: credentials.to_owned(),
         })
     }
@@ -152,6 +158,13 @@ impl ConnectionFlags {
     fn given_ca(&self) -> Option<Trust> {
         let file = self.flags.ca.clone().filter(|file| !file.as_os_str().is_empty());
         file.map(Trust::Ca)
+    }
+
+    /// Checked here and not by clap, which would print the value with its password.
+    fn proxy(&self) -> Result<Option<ProxyUrl>, Error> {
+        let given = self.flags.proxy.as_ref().map(Secret::reveal).filter(|url| !url.is_empty());
+        let proxy = given.map(|url| url.parse().map_err(|fault| Error::Usage(format!("--proxy: {fault}"))));
+        proxy.transpose()
     }
 
     fn login_of_file(&self, named: Option<String>) -> Result<ClientLogin, Error> {
@@ -171,6 +184,7 @@ impl ConnectionFlags {
         Ok(ClientLogin {
             url: check_url(&admin.url)?,
             trust: self.given_ca().unwrap_or(pinned),
+            proxy: self.proxy()?,
             app_code: admin.bk_app_code,
             app_secret: admin.bk_app_secret,
             username: named.unwrap_or_else(|| ADMIN_USERNAME.to_owned()),
@@ -374,7 +388,34 @@ mod tests {
 
     #[test]
     fn secrets_do_not_show() {
-        let with = connection(&["--app-secret", "hush"], Path::new("/nowhere"));
+        let flags = ["--app-secret", "hush", "--proxy", "http://ann:hush@proxy:3128"];
+        let with = connection(&flags, Path::new("/nowhere"));
         assert!(!format!("{with:?}").contains("hush"));
+    }
+
+    #[test]
+    fn a_proxy_is_used_only_where_it_is_given() {
+        let dir = data(Some(FILE));
+        for (flags, expected) in [
+            (&[][..], None),
+            (&["--proxy", ""], None),
+            (&["--proxy", "http://ann:hush@proxy:3128"], Some("http://proxy:3128")),
+        ] {
+            let of_file = connection(flags, dir.path());
+            let by_flags = connection(&[&ALL, flags].concat(), dir.path());
+            for connection in [of_file, by_flags] {
+                let proxy = connection.login().expect("a login").proxy;
+                assert_eq!(proxy.map(|proxy| proxy.to_string()).as_deref(), expected);
+            }
+        }
+        for bad in ["https://ann:hush@proxy:3128", "http://ann:hush@proxy", "ann:hush@proxy:3128"] {
+            let error = connection(&["--proxy", bad], dir.path()).login().err().expect(bad);
+            assert_eq!(error.exit(), crate::VerbExit::Usage);
+            let text = error.to_string();
+            assert!(
+                text.starts_with("--proxy: expected http://HOST:PORT") && !text.contains("hush"),
+                "{text}"
+            );
+        }
     }
 }

@@ -29,6 +29,9 @@ pub enum Error {
     /// Nothing was sent.
     #[error("cannot reach {url}: {why}; is the server running? (procfleet up)")]
     Unreachable { url: String, why: String },
+    /// Nothing was sent to the server.
+    #[error("cannot reach {url} through the proxy {proxy}: {why}")]
+    Proxy { url: String, proxy: String, why: String },
     /// The connection broke after a reading request was sent: asking again is harmless.
     #[error("lost {url} while it was answering: {why}")]
     Interrupted { url: String, why: String },
@@ -56,6 +59,7 @@ impl Error {
             | Error::HalfOfALogin { .. }
             | Error::Untrusted { .. }
             | Error::Unreachable { .. }
+            | Error::Proxy { .. }
             | Error::Interrupted { .. }
             | Error::Undecided { .. }
             | Error::Stranger { .. }

@@ -11,6 +11,7 @@ mod error;
 mod login;
 mod output;
 mod tls;
+mod tunnel;
 mod verb;
 mod wait;
 
@@ -28,6 +29,7 @@ pub use verb::{
     logs::Logs,
     operate::{IsRunning, Operate, Plain},
     ps::Ps,
+    servers::Servers,
     show::Show,
     task::TaskVerb,
     token::TokenVerb,
@@ -112,6 +114,8 @@ pub enum Verb {
     Task(TaskVerb),
     /// List agents, assign them to a business, label, revoke or delete them
     Agents(Agents),
+    /// List the servers of the fleet, or drain one
+    Servers(Servers),
     /// Manage join tokens for new agents
     #[command(subcommand)]
     Token(TokenVerb),
@@ -155,6 +159,7 @@ impl Verb {
             Verb::Logs(logs) => Some(logs.output),
             Verb::Task(task) => Some(task.output()),
             Verb::Agents(agents) => Some(agents.output()),
+            Verb::Servers(servers) => Some(servers.output()),
             Verb::Token(token) => Some(token.output()),
             Verb::User(user) => Some(user.output()),
             // These verbs print neither times nor states.
@@ -224,6 +229,7 @@ fn carry_out(verb: Verb, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         Verb::Logs(logs) => logs.run(console),
         Verb::Task(task) => task.run(console),
         Verb::Agents(agents) => agents.run(console),
+        Verb::Servers(servers) => servers.run(console),
         Verb::Token(token) => token.run(console),
         Verb::App(app) => app.run(console),
         Verb::User(user) => user.run(console),

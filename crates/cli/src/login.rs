@@ -1,6 +1,7 @@
 //! The login of a client: the server, and the app that speaks to it.
 
 use crate::tls::Trust;
+use procfleet_proto::tunnel::ProxyUrl;
 use std::fmt;
 
 /// A text that is hidden in logs and error messages.
@@ -36,6 +37,8 @@ pub(crate) struct ClientLogin {
     pub(crate) username: String,
     /// The trusted certificates for an https url.
     pub(crate) trust: Trust,
+    /// The proxy on the way to the server.
+    pub(crate) proxy: Option<ProxyUrl>,
     /// The source of code and secret, for the message if the server refuses them.
     pub(crate) credentials: String,
 }

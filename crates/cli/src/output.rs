@@ -210,10 +210,10 @@ fn color_of(state: &str) -> Option<&'static str> {
     const GREY: &str = "90";
     let begins = |words: &[&str]| words.iter().any(|word| state.starts_with(word));
     match state {
-        _ if begins(&["failed", "gave up", "unknown", "revoked"]) => Some(RED),
-        _ if state.ends_with('?') || begins(&["away", "no answer"]) => Some(YELLOW),
+        _ if begins(&["failed", "gave up", "unknown", "revoked", "dead"]) => Some(RED),
+        _ if state.ends_with('?') || begins(&["away", "no answer", "draining"]) => Some(YELLOW),
         _ if begins(&["open", "changing", "starting", "stopping", "restarting", "reloading"]) => Some(YELLOW),
-        _ if begins(&["stopped"]) => Some(GREY),
+        _ if begins(&["stopped", "left"]) => Some(GREY),
         _ => None,
     }
 }

@@ -237,7 +237,7 @@ fn wait_for(
                 pause(console.pace.between.saturating_sub(asked.elapsed()));
             }
             // The task is safe in the store: a server that restarts is worth waiting for.
-            Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
+            Err(fault @ (Error::Unreachable { .. } | Error::Proxy { .. } | Error::Interrupted { .. })) => {
                 if failed_tries >= console.pace.tries || left.is_zero() {
                     printer.clear();
                     console.note(&still_running(task_id));

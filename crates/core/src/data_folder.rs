@@ -15,7 +15,8 @@ impl FolderOwner {
     /// `admin.json` is not among them, because other programs use that name.
     fn marker_files(self) -> &'static [&'static str] {
         match self {
-            FolderOwner::Server => &["server.db.lock", "server.db.id", "ca.key.pem"],
+            // An operator copies `seal.key` to the folder before the first start of another server.
+            FolderOwner::Server => &["server.db.lock", "server.db.id", "ca.key.pem", "seal.key"],
             FolderOwner::Agent => &["agent.lock", "agent.id"],
         }
     }
@@ -80,6 +81,8 @@ mod tests {
             (&["server.db"], 0o700, 0, server, foreign("server.db")),
             (&["ca.key.pem", "agent"], 0o755, 0, server, Ok(())),
             (&["admin.json"], 0o755, 0, server, foreign("admin.json")),
+            (&["admin.json", "seal.key"], 0o755, 0, server, Ok(())),
+            (&["seal.key"], 0o755, 0, agent, foreign("seal.key")),
             (&["server.db.lock"], 0o700, 0, server, Ok(())),
             (&["agent.lock"], 0o700, 0, agent, Ok(())),
             (&["output", "agent.id"], 0o700, 0, agent, Ok(())),

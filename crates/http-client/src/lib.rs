@@ -2,7 +2,9 @@
 //!
 //! Requests carry secrets: the login of an app, a user's token, the keys in a webhook's url. So a client uses
 //! no proxy, whatever the environment says, and follows no redirect: both would hand the secret to a party
-//! that the user did not name. Every request has a time limit, and a status is an answer and not an error.
+//! that the user did not name. A proxy that the user names (`--proxy` of the client verbs) is a connector in
+//! `cli/tunnel.rs`, around this configuration. Every request has a time limit, and a status is an answer and
+//! not an error.
 
 use std::time::Duration;
 use ureq::Agent;

@@ -3,6 +3,7 @@
 mod generate;
 mod server;
 mod store;
+mod store_argument;
 mod unit;
 #[cfg(feature = "agent")]
 mod up;
@@ -13,9 +14,13 @@ use procfleet_program::signals::{block_signals, unblock_signals};
 use procfleet_program::{EXIT_PANICKED, PartEnded, print_error};
 use procfleet_server::ServerError;
 use std::process::ExitCode;
+use store_argument::BadArgument;
 
 /// Stored data cannot be used; an operator has to act, and a restart does not help (sysexits.h).
 const NEEDS_OPERATOR: u8 = 78;
+
+/// The exit code of clap for arguments that cannot be used.
+const BAD_ARGUMENT: u8 = 2;
 
 /// Runs processes on a fleet of hosts and keeps them alive.
 #[derive(Parser)]
@@ -35,7 +40,7 @@ enum Command {
     /// Run the agent: carries out operations on this host and keeps hosted processes alive
     #[cfg(feature = "agent")]
     Agent(procfleet_agent::program::Args),
-    /// Back up or restore the server's store
+    /// Back up or restore the server's store, or copy it to PostgreSQL
     #[command(subcommand)]
     Store(store::StoreVerb),
     /// Print the API document (OpenAPI 3.1), as served under /api/openapi.json
@@ -89,6 +94,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             print_error(&format!("{error:#}"));
+            if error.is::<BadArgument>() {
+                return ExitCode::from(BAD_ARGUMENT);
+            }
             match error.downcast_ref::<ServerError>() {
                 Some(error) if error.needs_operator() => ExitCode::from(NEEDS_OPERATOR),
                 Some(error) if error.is_panic() => ExitCode::from(EXIT_PANICKED),

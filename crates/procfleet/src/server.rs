@@ -1,15 +1,18 @@
 //! `procfleet server`.
 
+use crate::store_argument::{BadArgument, StoreArgument};
 use anyhow::{Context, Result};
+use procfleet_core::server_address::{BadAddress, ServerAddress};
+use procfleet_core::server_name::ServerName;
 use procfleet_program::signals::{stop_requested, unblock_signals};
 use procfleet_program::{LogArgs, announce};
 use procfleet_server::backlog::Load;
 use procfleet_server::config::{ServerSettings, StoreLocation, TlsSource};
 use procfleet_server::login_service::LoginUrl;
 use procfleet_server::peer::AddressBlock;
+use procfleet_server::seal::SEAL_KEY;
 use procfleet_server::{Server, files};
-use procfleet_store::StoreUrl;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,15 +26,28 @@ pub(crate) struct Args {
     #[arg(long, env = "PROCFLEET_DATA", default_value = "./procfleet-data")]
     pub(crate) data: PathBuf,
     /// PostgreSQL database that holds the server's state: postgres://USER@HOST[,HOST…]/DATABASE[?sslmode=…].
-    /// CA and administrator's secret stay in the data folder [default: one SQLite file in the data folder]
-    #[arg(long, env = "PROCFLEET_STORE", value_name = "URL", hide_env_values = true)]
-    pub(crate) store: Option<StoreUrl>,
+    /// The CA's private key is stored there, too, sealed (--seal-key). Put a URL with a password into
+    /// PROCFLEET_STORE [default: one SQLite file in the data folder]
+    #[arg(long, env = crate::store_argument::VARIABLE, value_name = "URL", hide_env_values = true)]
+    pub(crate) store: Option<StoreArgument>,
+    /// File of a key that seals the CA's private key in the database, the same on all servers. Mode 0600;
+    /// the first server on an empty database creates the file. To replace a key, name the new and the old
+    /// one: the first one seals, all open (procfleet ca reseal) [default: seal.key in the data folder]
+    #[arg(long, env = "PROCFLEET_SEAL_KEY", value_name = "FILE", requires = "store", value_delimiter = ',')]
+    pub(crate) seal_key: Vec<PathBuf>,
     /// Address of the API (port 0 picks a free one)
     #[arg(long, env = "PROCFLEET_LISTEN", default_value = "127.0.0.1:52030")]
     pub(crate) listen: SocketAddr,
     /// Address of the link for agents (port 0 picks a free one)
     #[arg(long, env = "PROCFLEET_LINK", default_value = "127.0.0.1:48668")]
     pub(crate) link: SocketAddr,
+    /// Name of this server in `procfleet servers` [default: the name of the machine]
+    #[arg(long, env = "PROCFLEET_NAME", value_name = "NAME")]
+    pub(crate) name: Option<ServerName>,
+    /// URL of the link as agents and other servers reach it: https://HOST:PORT. Servers of one database tell
+    /// it to their agents [default: the address of --link, unless it is 0.0.0.0 or ::]
+    #[arg(long, env = "PROCFLEET_ADVERTISE", value_name = "URL", value_parser = advertised_address)]
+    pub(crate) advertise: Option<ServerAddress>,
     /// Days to keep tasks with their results, and audit records
     #[arg(long, env = "PROCFLEET_KEEP_DAYS", value_name = "DAYS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
@@ -87,6 +103,11 @@ pub(crate) struct Args {
     /// Network from which the administrator's app may be used, such as 10.0.0.0/8 [default: anywhere]
     #[arg(long, env = "PROCFLEET_ADMIN_FROM", value_name = "CIDR", value_delimiter = ',')]
     pub(crate) admin_from: Vec<AddressBlock>,
+    /// Network of a TCP proxy in front of this server. Connections from there, to both ports, must begin with
+    /// a PROXY header (version 2), and the address in it counts as the caller's or the agent's [default:
+    /// none]
+    #[arg(long, env = "PROCFLEET_PROXY_FROM", value_name = "CIDR", value_delimiter = ',')]
+    pub(crate) proxy_from: Vec<AddressBlock>,
     #[command(flatten)]
     pub(crate) log: LogArgs,
     /// Fail points of the chaos test
@@ -95,13 +116,26 @@ pub(crate) struct Args {
     failpoints: procfleet_failpoint::FailPlan,
 }
 
-impl From<Args> for ServerSettings {
-    fn from(args: Args) -> ServerSettings {
-        ServerSettings {
+impl TryFrom<Args> for ServerSettings {
+    type Error = BadArgument;
+
+    fn try_from(args: Args) -> Result<ServerSettings, BadArgument> {
+        let store = match args.store {
+            Some(store) => StoreLocation::Postgres(store.url("--store")?),
+            None => StoreLocation::Embedded,
+        };
+        let seal_keys = match args.seal_key.is_empty() {
+            true => vec![args.data.join(SEAL_KEY)],
+            false => args.seal_key,
+        };
+        Ok(ServerSettings {
             data: args.data,
-            store: args.store.map_or(StoreLocation::Embedded, StoreLocation::Postgres),
+            seal_keys,
+            store,
             listen: args.listen,
             link: args.link,
+            name: args.name.unwrap_or_else(procfleet_server::config::default_name),
+            advertise: args.advertise,
             keep: Duration::from_secs(args.keep_days * 86_400),
             most_open: Load {
                 ops: args.max_open_ops as usize,
@@ -119,7 +153,29 @@ impl From<Args> for ServerSettings {
                 (_, _, false) => None,
             },
             admin_from: args.admin_from,
+            proxy_from: args.proxy_from,
+        })
+    }
+}
+
+impl Args {
+    /// Executes the program again if a password is among the arguments.
+    pub(crate) fn hide_password(&self) -> Result<()> {
+        match &self.store {
+            Some(store) => store
+                .hide("--store")
+                .context("executing the program again, without the URL among its arguments"),
+            None => Ok(()),
         }
+    }
+}
+
+fn advertised_address(text: &str) -> Result<ServerAddress, String> {
+    let address: ServerAddress = text.parse().map_err(|fault: BadAddress| fault.to_string())?;
+    let unspecified = |ip: IpAddr| ip.to_canonical().is_unspecified();
+    match address.host.parse().is_ok_and(unspecified) {
+        true => Err("nobody can connect to the unspecified address; name a host".to_owned()),
+        false => Ok(address),
     }
 }
 
@@ -131,14 +187,16 @@ fn certificate_name(text: &str) -> Result<String, String> {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    args.hide_password()?;
     let _log = args.log.init_tracing();
     #[cfg(feature = "failpoints")]
     procfleet_failpoint::follow(args.failpoints.clone());
+    let settings: ServerSettings = args.try_into()?;
     files::raise_limit();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.block_on(async {
-        let mut server = Server::start(args.into()).await?;
+        let mut server = Server::start(settings).await?;
         // Before the ready message: after it, a signal must end the server in order.
         let stop = stop_requested();
         unblock_signals();

@@ -53,6 +53,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    args.server.hide_password()?;
     let _log = args.server.log.init_tracing();
     let given = files::raise_limit();
     let runtime =
@@ -62,7 +63,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
     let (data, log) = (args.server.data.clone(), args.server.log.clone());
-    let mut server = Server::start(args.server.into()).await?;
+    let mut server = Server::start(args.server.try_into()?).await?;
     // Before the ready message: after it, a signal must end the server in order.
     let stop = stop_requested();
     unblock_signals();
@@ -141,8 +142,12 @@ async fn start_agent(
         .args(log.arguments().into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]))
         .args(["--log-size", &output.log_size.to_string(), "--log-keep", &output.log_keep.to_string()])
         .stdin(Stdio::piped())
+        // The agent is on the server's host.
+        .env_remove("PROCFLEET_PROXY")
         // Ctrl-C must reach this process only, which then ends the agent.
         .process_group(0);
+    // The agent has no use for the database's password.
+    command.env_remove(crate::store_argument::VARIABLE);
     match token {
         // Not as an argument, because every user of the host can read arguments.
         Some(token) => command.env("PROCFLEET_TOKEN", token),

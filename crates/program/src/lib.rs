@@ -6,11 +6,13 @@
 //!   [contained](panics::contain) in a single request or session.
 //! - [`Parts`]: the tasks that a program consists of. None of them may end before the program does.
 //! - [`signals`]: the program's own signals, from its start to its end.
+//! - [`argv`]: takes secrets out of the arguments.
 //! - [`memory`]: settings of the allocator.
 //! - [`systemd`]: quoting for unit files.
 //! - [`print()`], [`announce`], [`print_error`]: lines for people. Unlike `println!`, they do not panic when
 //!   the reader is gone.
 
+pub mod argv;
 mod log;
 pub mod memory;
 pub mod panics;

@@ -20,7 +20,9 @@ use procfleet_proto::link::{
     BadMessage, GroupsMessage, OmittedAccounts, OpOrder, ProcStateMessage, Report, agent_message,
     decode_agent, decode_server, server_message,
 };
+use procfleet_proto::proxy_header::{BadProxyHeader, FIXED, FixedPart, ProxiedPeer};
 use procfleet_proto::state::ProcReport;
+use procfleet_proto::tunnel::{LONGEST_REPLY, ProxyUrl};
 use procfleet_testkit::fuzz::{Fuzz, reversed};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -367,5 +369,92 @@ fn crontab_rules() {
             assert!(next.is_none_or(|next| next > time), "{text:?}");
         }
         Err(refusal) => assert!(!refusal.to_string().is_empty()),
+    });
+}
+
+/// Our reader and the crate `proxy-header` find the same peer and the same end of every header that both
+/// accept. Ours refuses more: other families than TCP over IP, and long headers. The crate refuses a LOCAL
+/// header with addresses that are too short; the protocol says that they have no meaning.
+#[test]
+fn proxy_headers_beside_a_reference() {
+    let header = |command: u8, family: u8, rest: &[u8]| {
+        let length = u16::try_from(rest.len()).expect("a length").to_be_bytes();
+        [b"\r\n\r\n\0\r\nQUIT\n".as_slice(), &[command, family], &length, rest].concat()
+    };
+    let good = [
+        header(0x21, 0x11, &[7; 12]),
+        header(0x21, 0x11, &[&[7; 12][..], &[0x04, 0, 2, 0, 0]].concat()),
+        header(0x21, 0x21, &[8; 36]),
+        header(0x21, 0x12, &[7; 12]),
+        header(0x21, 0x31, &[7; 216]),
+        header(0x21, 0x00, &[]),
+        header(0x20, 0x00, &[]),
+        header(0x20, 0x11, &[7; 300]),
+        [header(0x21, 0x11, &[7; 12]), header(0x21, 0x21, &[8; 36])].concat(),
+    ];
+    let config = proxy_header::ParseConfig { allow_v1: false, ..Default::default() };
+    Fuzz::cases(60_000).bytes(&good, |bytes| {
+        let reference = proxy_header::ProxyHeader::parse(bytes, config);
+        let Some((fixed, after)) = bytes.split_first_chunk::<FIXED>() else {
+            return assert!(reference.is_err(), "{reference:?}");
+        };
+        let ours = FixedPart::read(fixed).map(|fixed| (fixed, after.get(..fixed.rest())));
+        match (ours, reference) {
+            (Ok((_, None)), reference) => assert!(reference.is_err(), "it is not whole: {reference:?}"),
+            (Ok((fixed, Some(rest))), reference) => {
+                match (fixed.peer(rest).expect("a whole header"), reference) {
+                    (ProxiedPeer::Address(peer), Ok((header, end))) => {
+                        let source = header.proxied_address().expect("an address").source;
+                        assert_eq!(
+                            (peer.ip(), peer.port(), FIXED + rest.len()),
+                            (source.ip().to_canonical(), source.port(), end)
+                        );
+                    }
+                    (ProxiedPeer::Unknown | ProxiedPeer::Proxy, Ok((header, end))) => {
+                        assert_eq!((header.proxied_address(), FIXED + rest.len()), (None, end));
+                    }
+                    (ProxiedPeer::Proxy, Err(_)) => assert_ne!(bytes[13], 0x00, "it has a family"),
+                    (peer, Err(refusal)) => panic!("{peer:?}, but {refusal:?}"),
+                }
+            }
+            (Err(BadProxyHeader::Family(_) | BadProxyHeader::TooLong(_)), _) => {}
+            (Err(refusal), reference) => {
+                assert!(reference.is_err(), "{refusal}, but {reference:?}");
+                assert!(refusal.to_string().len() < 200 && !refusal.reason().is_empty());
+            }
+        }
+    });
+}
+
+#[test]
+fn urls_and_replies_of_proxies() {
+    let good = ["http://proxy.example:3128", "http://ann:h%40sh@10.0.0.1:80/", "http://[::1]:3128"];
+    Fuzz::cases(20_000).text(&good, |text| match text.parse::<ProxyUrl>() {
+        Ok(url) => {
+            let request = url.request("fleet:1");
+            assert_eq!(
+                request.windows(2).filter(|two| two == b"\r\n").count(),
+                3 + usize::from(text.contains('@'))
+            );
+            assert_eq!(
+                url.to_string().parse::<ProxyUrl>().expect("our own text").to_string(),
+                url.to_string()
+            );
+        }
+        Err(refusal) => assert!(refusal.to_string().len() < 200),
+    });
+    let url: ProxyUrl = good[0].parse().expect("a url");
+    let replies = ["HTTP/1.1 200 OK\r\n\r\nmore", "HTTP/1.0 407 Who\r\nA: b\r\n\r\n"]
+        .map(|text| text.as_bytes().to_vec());
+    Fuzz::cases(20_000).bytes(&replies, |bytes| match url.read_reply(bytes) {
+        Ok(Some(end)) => {
+            assert!(
+                end <= bytes.len().min(LONGEST_REPLY)
+                    && bytes[..end].ends_with(b"\n")
+                    && !bytes[..end - 1].ends_with(b"\n\n")
+            )
+        }
+        Ok(None) => assert!(bytes.len() < LONGEST_REPLY),
+        Err(refusal) => assert!(refusal.to_string().len() < 200),
     });
 }

@@ -109,6 +109,7 @@ fn messages_of_agents_match_their_golden_files() {
                 changes_specs: false,
                 limits_accounts: false,
                 ip: String::new(),
+                highest_epoch: 0,
             }),
         ),
         (
@@ -126,6 +127,10 @@ fn messages_of_agents_match_their_golden_files() {
         (
             "hello_ip",
             Body::Hello(Hello { agent: "a1".to_owned(), ip: "127.0.0.2".to_owned(), ..Hello::default() }),
+        ),
+        (
+            "hello_epoch",
+            Body::Hello(Hello { agent: "a1".to_owned(), highest_epoch: 300, ..Hello::default() }),
         ),
         (
             "hello_containment",
@@ -163,6 +168,7 @@ fn messages_of_agents_match_their_golden_files() {
                 changes_specs: false,
                 limits_accounts: false,
                 ip: String::new(),
+                highest_epoch: 0,
             }),
         ),
         ("renew", Body::Renew(Renew { csr: vec![1, 2], kept: Vec::new() })),
@@ -256,6 +262,7 @@ fn messages_of_servers_match_their_golden_files() {
                 takes_events: false,
                 renew_in_ms: None,
                 limits_accounts: false,
+                servers: Vec::new(),
             }),
         ),
         (
@@ -267,6 +274,7 @@ fn messages_of_servers_match_their_golden_files() {
                 takes_events: true,
                 renew_in_ms: None,
                 limits_accounts: false,
+                servers: Vec::new(),
             }),
         ),
         (
@@ -278,11 +286,20 @@ fn messages_of_servers_match_their_golden_files() {
                 takes_events: true,
                 renew_in_ms: Some(0),
                 limits_accounts: false,
+                servers: Vec::new(),
             }),
         ),
         (
             "welcome_accounts",
             Body::Welcome(Welcome { epoch: 3, limits_accounts: true, ..Welcome::default() }),
+        ),
+        (
+            "welcome_servers",
+            Body::Welcome(Welcome {
+                epoch: 3,
+                servers: vec!["https://s1.example:48668".to_owned(), "https://[::1]:7".to_owned()],
+                ..Welcome::default()
+            }),
         ),
         (
             "read_spec",
@@ -367,7 +384,8 @@ fn messages_of_servers_match_their_golden_files() {
         ("op", Body::Op(Op { accounts: None, ..op.clone() })),
         ("op_everybody", Body::Op(op)),
         ("ack", Body::Ack(Ack { ops: vec![op_id().to_string()] })),
-        ("drain", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000 })),
+        ("drain", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000, elsewhere: false })),
+        ("drain_elsewhere", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000, elsewhere: true })),
         ("refused", Body::Refused(Refused { reason: "no".to_owned() })),
         (
             "enrolled",

@@ -5,43 +5,54 @@
 //! the next server of the same boot continues with it. Stored times have the readings of both clocks, so that
 //! a server that starts after the wall clock was set still knows how long ago they were. Only times from
 //! another boot, or from another machine, are computed by wall time.
+//!
+//! Servers that share a store use the store's time as their wall time, so that their own wall clocks do not
+//! matter, and store no boot times: those of another machine would mean nothing.
 
 use jiff::Timestamp;
 use procfleet_core::boot_time::BootTime;
-use procfleet_store::clock::{BootNumber, ClockMark, ClockReading, WallMs};
-use rustix::time::{ClockId, clock_gettime};
+use procfleet_store::Membership;
+use procfleet_store::clock::{BootNumber, ClockMark, ClockReading, WallMs, boot_now};
 use std::time::Duration;
-
-/// Not zero, so that a time before the boot can be represented.
-const BOOT: BootTime = BootTime(1_000_000_000);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     boot: BootNumber,
+    /// `Some`: the store has other servers, and its time counts. Kept for ever, so that the clock can be
+    /// copied.
+    shared: Option<&'static Membership>,
 }
 
 impl Clock {
     pub fn start(boot: BootNumber) -> Clock {
-        Clock { boot }
+        Clock { boot, shared: None }
+    }
+
+    /// The clock of a server that shares its store.
+    pub fn of_store(membership: &Membership) -> Clock {
+        Clock { boot: BootNumber(0), shared: Some(Box::leak(Box::new(membership.clone()))) }
     }
 
     pub fn now(&self) -> BootTime {
-        let now = clock_gettime(ClockId::Boottime);
-        let (secs, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
-        BOOT + Duration::new(secs, nanos)
+        boot_now()
     }
 
     pub fn wall(&self) -> WallMs {
-        Timestamp::now().as_millisecond()
+        match self.shared.and_then(Membership::store_offset) {
+            Some(offset) => WallMs::try_from(boot_now().0).unwrap_or(WallMs::MAX).saturating_add(offset),
+            None => Timestamp::now().as_millisecond(),
+        }
     }
 
     pub fn reading(&self) -> ClockReading {
-        ClockReading { wall: self.wall(), mark: Some(ClockMark { boot: self.boot, moment: self.now() }) }
+        let mark = self.shared.is_none().then(|| ClockMark { boot: self.boot, moment: self.now() });
+        ClockReading { wall: self.wall(), mark }
     }
 
     /// `YYYYMMDDHHMMSS` in UTC, as task ids show it.
     pub fn stamp(&self) -> u64 {
-        Timestamp::now().strftime("%Y%m%d%H%M%S").to_string().parse().expect("fourteen digits are a number")
+        let now = Timestamp::from_millisecond(self.wall()).unwrap_or_default();
+        now.strftime("%Y%m%d%H%M%S").to_string().parse().expect("fourteen digits are a number")
     }
 
     /// The boot time of a wall time that was computed from `reading`.
@@ -73,6 +84,7 @@ mod tests {
     use super::*;
 
     const HOUR: WallMs = 3_600_000;
+    const BOOT: BootTime = BootTime(1_000_000_000);
 
     fn check(reading: ClockReading, wall: WallMs, ahead: WallMs) {
         let clock = Clock::start(BootNumber(2));

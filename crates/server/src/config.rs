@@ -5,6 +5,8 @@ use crate::backlog::Load;
 use crate::login_service::LoginUrl;
 use crate::peer::AddressBlock;
 use procfleet_core::data_folder::{self, ExistingFolder, FolderOwner};
+use procfleet_core::server_address::ServerAddress;
+use procfleet_core::server_name::ServerName;
 use procfleet_store::StoreUrl;
 use std::io;
 use std::net::SocketAddr;
@@ -20,6 +22,10 @@ pub struct ServerSettings {
     pub listen: SocketAddr,
     /// Address of the agents' link.
     pub link: SocketAddr,
+    /// The name by which operators know this server.
+    pub name: ServerName,
+    /// The link as agents and other servers reach it. `None`: by its address, unless that is unspecified.
+    pub advertise: Option<ServerAddress>,
     /// Retention of tasks with their results, and of audit records.
     pub keep: Duration,
     /// Maximum number of accepted ops that have not ended, and bytes of their requests; beyond it callers
@@ -29,6 +35,8 @@ pub struct ServerSettings {
     pub agent_certificate: Duration,
     /// For how long after the start agents that a restored store does not know are readmitted.
     pub readmit: Option<Duration>,
+    /// Files of the seal keys: the first one seals, all open. Unused with the embedded store.
+    pub seal_keys: Vec<PathBuf>,
     /// Create a CA to replace one that was lost.
     pub new_ca: bool,
     /// The login service to ask about a `bk_token` that this server did not issue.
@@ -37,6 +45,8 @@ pub struct ServerSettings {
     pub tls: Option<TlsSource>,
     /// Addresses from which the administrator's app may call; empty: any.
     pub admin_from: Vec<AddressBlock>,
+    /// Addresses of proxies, whose connections to both ports begin with a PROXY header.
+    pub proxy_from: Vec<AddressBlock>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +67,11 @@ pub enum TlsSource {
     BuiltIn {
         names: Vec<String>,
     },
+}
+
+/// The name of a server that was given none: that of its machine.
+pub fn default_name() -> ServerName {
+    ServerName::of_host(&rustix::system::uname().nodename().to_string_lossy())
 }
 
 /// Creates the data folder, which only its owner may enter. An existing folder is accepted only if it is

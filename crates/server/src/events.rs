@@ -3,27 +3,35 @@
 use crate::metrics::Metrics;
 use procfleet_core::id::AgentId;
 use procfleet_core::supervise::Event;
-use procfleet_store::{NewEvent, Store, StoreError};
+use procfleet_store::{Membership, NewEvent, Store, StoreError, Wake};
 use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Wakes waiters when there may be new events. It carries no data: the waiters read the store.
 #[derive(Clone, Debug)]
-pub struct EventNotifier(Arc<watch::Sender<()>>);
-
-impl Default for EventNotifier {
-    fn default() -> Self {
-        EventNotifier(Arc::new(watch::channel(()).0))
-    }
+pub struct EventNotifier {
+    waiters: Arc<watch::Sender<()>>,
+    membership: Membership,
 }
 
 impl EventNotifier {
+    pub fn new(membership: Membership) -> EventNotifier {
+        EventNotifier { waiters: Arc::new(watch::channel(()).0), membership }
+    }
+
+    /// Wakes the waiters of all servers.
     pub fn notify(&self) {
-        self.0.send_replace(());
+        self.notify_here();
+        self.membership.wake_others(Wake::Events);
+    }
+
+    /// Another server has stored events.
+    pub fn notify_here(&self) {
+        self.waiters.send_replace(());
     }
 
     pub fn subscribe(&self) -> watch::Receiver<()> {
-        self.0.subscribe()
+        self.waiters.subscribe()
     }
 }
 

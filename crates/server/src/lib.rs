@@ -19,6 +19,9 @@ pub mod metrics;
 pub mod peer;
 pub mod pki;
 pub mod presences;
+pub mod proxies;
+pub mod refusal_log;
+pub mod seal;
 mod secret;
 pub mod session_channel;
 pub mod sessions;
@@ -30,24 +33,31 @@ use crate::backlog::Backlog;
 use crate::clock::Clock;
 use crate::config::{ServerSettings, StoreLocation};
 use crate::dispatcher::Dispatcher;
+use crate::events::EventNotifier;
 use crate::http::TlsError;
 use crate::http::tls::ApiTls;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
 use crate::pki::{CaStart, PkiError};
 use crate::presences::Presences;
-use crate::sessions::{Link, RefusalLog};
-use crate::startup::ca::CaStartError;
+use crate::proxies::TrustedProxies;
+use crate::refusal_log::RefusalLog;
+use crate::sessions::Link;
+use crate::startup::ca::{CaOpening, CaStartError};
 use crate::startup::restored;
+use crate::startup::sealed_ca::SealStartError;
 use crate::startup::setup::{self, Reached, SetupError};
-use crate::usecase::Services;
+use crate::usecase::{OwnServer, Services};
+use crate::workers::ca_follower::CaFollower;
 use crate::workers::refusals::Refusals;
 use crate::workers::retention::Retention;
 use crate::workers::succession::Succession;
+use crate::workers::wakes::Wakes;
 use crate::workers::webhooks::Delivery;
+use procfleet_core::server_address::ServerAddress;
 use procfleet_program::panics::{self, Panicked};
 use procfleet_program::{PartEnded, Parts};
-use procfleet_store::{Store, StoreError, StoreLock};
+use procfleet_store::{ServerIntro, Store, StoreError, StoreLock};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -90,6 +100,8 @@ pub enum ServerError {
     #[error(transparent)]
     Pki(#[from] PkiError),
     #[error(transparent)]
+    Seal(#[from] SealStartError),
+    #[error(transparent)]
     Setup(#[from] SetupError),
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -119,6 +131,7 @@ impl From<CaStartError> for ServerError {
         match error {
             CaStartError::Store(error) => error.into(),
             CaStartError::Pki(error) => error.into(),
+            CaStartError::Seal(error) => error.into(),
         }
     }
 }
@@ -132,6 +145,7 @@ impl ServerError {
             }
             ServerError::Setup(SetupError::Mismatch(_))
             | ServerError::FolderRefused { .. }
+            | ServerError::Seal(_)
             | ServerError::Pki(PkiError::Lost { .. } | PkiError::NotLost { .. }) => true,
             ServerError::Setup(SetupError::File(_))
             | ServerError::Folder { .. }
@@ -177,18 +191,39 @@ impl Server {
                 (Store::connect(url).await?, Some(lock))
             }
         };
-        let clock = Clock::start(store.enter_boot(clock::boot_id()).await?);
+        let clock = match store.membership().is_shared() {
+            true => Clock::of_store(store.membership()),
+            false => Clock::start(store.enter_boot(clock::boot_id()).await?),
+        };
         let beginning = match config.new_ca {
             true => CaStart::NewCa,
             false => CaStart::AfterHosts(store.agents_that_may_come().await?),
         };
-        let life = config.agent_certificate;
-        let ca = Arc::new(startup::ca::open(&store, clock, &config.data, life, beginning).await?);
+        let opening = CaOpening {
+            folder: &config.data,
+            life: config.agent_certificate,
+            beginning,
+            seal_keys: &config.seal_keys,
+        };
+        let ca = Arc::new(startup::ca::open(&store, clock, opening).await?);
         // After the CA, which must know whether the store was restored.
         restored::settle(&store, clock).await?;
         let presences = Presences::new(metrics.clone());
         let (api_listener, api) = listen(config.listen).await?;
         let (link_listener, link) = listen(config.link).await?;
+        let intro = ServerIntro {
+            name: config.name.to_string(),
+            advertise: advertised(config.advertise, link).unwrap_or_default(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        if intro.advertise.is_empty() && store.membership().is_shared() {
+            warn!(
+                %link,
+                "agents and other servers do not learn the address of this server, because its link listens on all addresses. Name one with --advertise https://HOST:PORT"
+            );
+        }
+        store.introduce(intro.clone()).await?;
+        let own = Arc::new(OwnServer { intro, started_at: clock.wall() });
         let tls = config.tls.map(|source| ApiTls::open(source, &ca, api.ip())).transpose()?;
         let scheme = if tls.is_some() { "https" } else { "http" };
         if is_exposed(scheme, api) {
@@ -215,6 +250,7 @@ impl Server {
         )
         .await?;
         let refusals = Refusals::new(store.clone(), clock);
+        let event_notifier = EventNotifier::new(store.membership().clone());
         let services = Services {
             store,
             dispatcher,
@@ -224,16 +260,19 @@ impl Server {
             ca,
             metrics,
             unfinished: Default::default(),
-            event_notifier: Default::default(),
+            event_notifier,
             delivery_errors: Default::default(),
             questions: Default::default(),
             refusals,
             login_service: config.login_url.map(LoginService::new),
             admin_from: config.admin_from.into(),
             link_port: link.port(),
+            own,
         };
+        let proxies = TrustedProxies::new(config.proxy_from, services.metrics.clone());
         let (stop, stopped) = watch::channel(false);
         let sessions = Link {
+            proxies: proxies.clone(),
             refusal_log: RefusalLog::default(),
             refusals: services.refusals.clone(),
             store: services.store.clone(),
@@ -273,6 +312,22 @@ impl Server {
             stop: stopped.clone(),
         };
         parts.spawn("the succession of CAs", succession.run());
+        if services.store.membership().is_shared() {
+            let wakes = Wakes {
+                membership: services.store.membership().clone(),
+                dispatcher: services.dispatcher.clone(),
+                event_notifier: services.event_notifier.clone(),
+                ca: services.ca.clone(),
+                stop: stopped.clone(),
+            };
+            parts.spawn("the wake-ups of other servers", wakes.run());
+        }
+        // Nobody else changes key files.
+        if services.ca.sealer().is_some() {
+            let (store, ca) = (services.store.clone(), services.ca.clone());
+            let follower = CaFollower { store, ca, stop: stopped.clone() };
+            parts.spawn("following changes of the CA", follower.run());
+        }
         parts.spawn("the audit of refused calls", services.refusals.clone().run(stopped.clone()));
         if let Some(tls) = tls.clone() {
             let follow = tls.follow(stopped.clone(), move |pin| {
@@ -284,7 +339,7 @@ impl Server {
             parts.spawn("the renewal of the API's certificate", follow);
         }
         let router = http::router(services.clone());
-        parts.spawn("the API's port", http::port::serve(api_listener, router, tls, stopped));
+        parts.spawn("the API's port", http::port::serve(api_listener, router, tls, proxies, stopped));
         info!(%api, %link, "server is up");
         Ok(Server {
             url,
@@ -393,6 +448,15 @@ fn is_exposed(scheme: &str, api: SocketAddr) -> bool {
     scheme == "http" && !api.ip().to_canonical().is_loopback()
 }
 
+/// The URL of the link for agents and other servers. `None`: it has no address that others can use.
+fn advertised(configured: Option<ServerAddress>, link: SocketAddr) -> Option<String> {
+    match configured {
+        Some(address) => Some(address.to_string()),
+        None if link.ip().to_canonical().is_unspecified() => None,
+        None => Some(format!("https://{link}")),
+    }
+}
+
 /// An address that a client on this machine can use.
 pub fn reachable(bound: SocketAddr) -> SocketAddr {
     let ip = match bound.ip() {
@@ -406,6 +470,22 @@ pub fn reachable(bound: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_advertises_what_it_was_told_or_the_address_of_its_link() {
+        for (configured, link, expected) in [
+            (None, "10.0.0.1:48668", Some("https://10.0.0.1:48668")),
+            (None, "[fd00::1]:7", Some("https://[fd00::1]:7")),
+            (None, "0.0.0.0:48668", None),
+            (None, "[::]:48668", None),
+            (Some("https://s1.example"), "0.0.0.0:7", Some("https://s1.example:48668")),
+            (Some("https://s1.example:443"), "10.0.0.1:7", Some("https://s1.example:443")),
+        ] {
+            let configured = configured.map(|text| text.parse().expect("an address"));
+            let link = link.parse().expect("an address");
+            assert_eq!(advertised(configured, link).as_deref(), expected, "{link}");
+        }
+    }
 
     #[test]
     fn only_loopback_is_safe_without_tls() {

@@ -39,6 +39,12 @@ struct ReasonLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PortLabels {
+    port: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct WhatLabel {
     what: &'static str,
 }
@@ -82,6 +88,22 @@ impl Sent {
     }
 }
 
+/// The two ports of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerPort {
+    Api,
+    Link,
+}
+
+impl ServerPort {
+    pub fn name(self) -> &'static str {
+        match self {
+            ServerPort::Api => "api",
+            ServerPort::Link => "link",
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -101,6 +123,7 @@ pub struct Metrics {
     dropped: Family<WhatLabel, Counter>,
     delayed: Family<WhatLabel, Counter>,
     shortened: Family<WhatLabel, Counter>,
+    proxy_headers: Family<PortLabels, Counter>,
 }
 
 impl Metrics {
@@ -142,6 +165,9 @@ impl Metrics {
         let agent_log_lines_dropped = Counter::default();
         let help = "Lines of agents' own logs that were lost because they could not be written";
         registry.register("agent_log_lines_dropped", help, agent_log_lines_dropped.clone());
+        let proxy_headers = Family::default();
+        let help = "Connections of trusted proxies that were closed because of their PROXY header, by reason";
+        registry.register("proxy_headers_refused", help, proxy_headers.clone());
         registry.register_collector(Box::new(ProcessCollector));
         let exits = Family::default();
         registry.register("exits", "Processes that ended without an op, by how they ended", exits.clone());
@@ -163,6 +189,7 @@ impl Metrics {
             dropped,
             delayed,
             shortened,
+            proxy_headers,
         }
     }
 
@@ -177,6 +204,11 @@ impl Metrics {
     /// A session was ended because of an action or omission of its agent.
     pub fn cut(&self, reason: &'static str) {
         self.cuts.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// A connection of a trusted proxy without a valid PROXY header.
+    pub fn refused_proxy_header(&self, port: ServerPort, reason: &'static str) {
+        self.proxy_headers.get_or_create(&PortLabels { port: port.name(), reason }).inc();
     }
 
     /// A session of an agent with this containment, as its facts report it.

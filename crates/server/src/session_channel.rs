@@ -36,6 +36,8 @@ pub enum CutReason {
     NotItsOwn,
     #[error("a newer connection of this agent has taken its place")]
     Replaced,
+    #[error("other servers have declared this one dead, and decide about its agents")]
+    Fenced,
 }
 
 impl CutReason {
@@ -44,6 +46,7 @@ impl CutReason {
             CutReason::Slow => "slow",
             CutReason::NotItsOwn => "not_its_own",
             CutReason::Replaced => "replaced",
+            CutReason::Fenced => "fenced",
         }
     }
 }
@@ -127,7 +130,7 @@ mod tests {
     #[tokio::test]
     async fn a_session_whose_sender_is_dropped_still_writes_the_queued_messages() {
         let (sender, mut receiver, cut) = SessionSender::for_session();
-        let waiting = Body::Drain(Drain { after_ms: 1, spread_ms: 2 });
+        let waiting = Body::Drain(Drain { after_ms: 1, spread_ms: 2, elsewhere: false });
         sender.try_send(waiting.clone()).expect("the queue has capacity");
         drop(sender);
         let session = async { (receiver.recv().await, receiver.recv().await) };

@@ -23,6 +23,8 @@ use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 const WELCOME: Duration = Duration::from_secs(15);
+/// As real agents with several servers.
+const LONGEST_PAUSE_WITH_OTHERS: Duration = Duration::from_secs(10);
 /// As the real agent: an outcome that is not confirmed is sent again.
 const REPEAT: Duration = Duration::from_secs(10);
 /// How many confirmed ops are remembered, so that a repeated op is recognised.
@@ -34,7 +36,7 @@ const BATCH: usize = 100;
 
 /// State that all agents of the fleet share.
 pub(crate) struct FleetShared {
-    pub(crate) server: ServerAddress,
+    pub(crate) servers: Vec<ServerAddress>,
     pub(crate) script: Script,
     pub(crate) counters: FleetCounters,
     pub(crate) trace: Option<Trace>,
@@ -77,6 +79,9 @@ pub(crate) struct Agent {
     states: Vec<ProcStateMessage>,
     ops: BTreeMap<OpId, UnconfirmedOp>,
     confirmed: VecDeque<OpId>,
+    /// The server of the last session, by its place in the list.
+    last_server: Option<usize>,
+    highest_epoch: u64,
 }
 
 /// An op that is not confirmed.
@@ -100,6 +105,8 @@ impl Agent {
             states: Vec::new(),
             ops: BTreeMap::new(),
             confirmed: VecDeque::new(),
+            last_server: None,
+            highest_epoch: 0,
         }
     }
 
@@ -132,20 +139,40 @@ impl Agent {
                 }
                 SimSessionEnd::Refused(_) => {
                     count(&counters.refusals);
-                    procfleet_agent::back_off(failures)
+                    self.pause_after(failures)
                 }
                 SimSessionEnd::Connect(_)
                 | SimSessionEnd::Protocol(_)
                 | SimSessionEnd::Broken(_)
-                | SimSessionEnd::Closed => procfleet_agent::back_off(failures),
+                | SimSessionEnd::Closed => self.pause_after(failures),
             };
             tokio::time::sleep(pause).await;
         }
     }
 
+    /// Any server but the last one, which has ended its session or did not answer, unless it is the only one.
+    fn choose_server(&mut self) -> ServerAddress {
+        let servers = &self.shared.servers;
+        let others: Vec<usize> =
+            (0..servers.len()).filter(|index| Some(*index) != self.last_server).collect();
+        let index = match others.len() {
+            0 => 0,
+            count => others[usize::try_from(self.random.between(0, count as u64 - 1)).unwrap_or(0)],
+        };
+        self.last_server = Some(index);
+        servers[index].clone()
+    }
+
+    /// With several servers an agent looks for another one soon.
+    fn pause_after(&self, failures: u32) -> Duration {
+        let pause = procfleet_agent::back_off(failures);
+        if self.shared.servers.len() > 1 { pause.min(LONGEST_PAUSE_WITH_OTHERS) } else { pause }
+    }
+
     async fn session(&mut self, welcomed: &mut bool) -> Result<std::convert::Infallible, SimSessionEnd> {
         let tls = tls::with_identity(&self.identity)?;
-        let mut socket = Box::pin(tls::connect(&self.shared.server, LINK_PATH, tls)).await?;
+        let server = self.choose_server();
+        let mut socket = Box::pin(tls::connect(&server, None, LINK_PATH, tls)).await?;
         let (epoch, silence_limit) = Box::pin(self.greet(&mut socket)).await?;
         *welcomed = true;
         count(&self.shared.counters.sessions);
@@ -215,11 +242,13 @@ impl Agent {
             // Simulated processes have no account.
             limits_accounts: true,
             ip: String::new(),
+            highest_epoch: self.highest_epoch,
         };
         send(socket, agent_message::Body::Hello(hello)).await?;
         let answer = tokio::time::timeout(WELCOME, first(socket)).await.map_err(|_| SimSessionEnd::Closed)?;
         match answer? {
             Body::Welcome(welcome) => {
+                self.highest_epoch = self.highest_epoch.max(welcome.epoch);
                 let silence_limit = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
                 Ok((Epoch(welcome.epoch), silence_limit))
             }

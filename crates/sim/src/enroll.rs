@@ -56,7 +56,7 @@ pub(crate) async fn request_certificate(
 ) -> Result<Enrolled, SimEnrollError> {
     let version = procfleet_agent::VERSION.to_owned();
     let request = Enroll { token: token.to_string(), csr, ip: ip.to_string(), version };
-    let mut socket = tls::connect(server, ENROLL_PATH, tls::with_pin(token.ca_pin)?).await?;
+    let mut socket = tls::connect(server, None, ENROLL_PATH, tls::with_pin(token.ca_pin)?).await?;
     let request = agent_message::Body::Enroll(request).into_bytes();
     socket.send(Message::Binary(request.into())).await.map_err(|_| SimEnrollError::BadAnswer)?;
     let answer = tokio::time::timeout(TIMEOUT, socket.next()).await.map_err(|_| SimEnrollError::BadAnswer)?;

@@ -27,7 +27,8 @@ const FLUSH: Duration = Duration::from_millis(50);
 /// The settings of a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetPlan {
-    pub server: ServerAddress,
+    /// The servers of one store, at least one; each agent chooses at random.
+    pub servers: Vec<ServerAddress>,
     /// Needed by agents that have not joined yet.
     pub token: Option<JoinToken>,
     pub agents: usize,
@@ -97,7 +98,7 @@ impl Fleet {
             .build()
             .map_err(FleetError::Runtime)?;
         let shared = Arc::new(FleetShared {
-            server: plan.server.clone(),
+            servers: plan.servers.clone(),
             script: plan.script.clone(),
             counters: FleetCounters::default(),
             trace: trace.transpose()?,
@@ -174,8 +175,10 @@ async fn join(
     ip: IpAddr,
 ) -> Result<AgentIdentity, String> {
     let _place = joining.acquire().await.map_err(|error| error.to_string())?;
+    let mut servers = plan.servers.iter().cycle();
     loop {
-        match enroll(&plan.server, plan.token.as_ref(), ip).await {
+        let server = servers.next().expect("there is at least one server");
+        match enroll(server, plan.token.as_ref(), ip).await {
             Ok(identity) => {
                 identities.keep(ip, &identity).map_err(|error| format!("keeping its key: {error}"))?;
                 return Ok(identity);

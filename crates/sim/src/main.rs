@@ -46,9 +46,9 @@ There is no journal: while the fleet runs, it neither forgets nor repeats an op,
 #[derive(Parser)]
 #[command(name = "procfleet-sim", version, about = ABOUT, after_help = EXAMPLES)]
 struct Args {
-    /// The server's agent link, such as https://10.0.0.1:48668
-    #[arg(long, env = "PROCFLEET_SERVER")]
-    server: ServerAddress,
+    /// The server's agent link, such as https://10.0.0.1:48668; several of one store are separated by commas
+    #[arg(long, env = "PROCFLEET_SERVER", value_delimiter = ',', required = true)]
+    server: Vec<ServerAddress>,
     /// A join token from `procfleet token create --uses N`; needed by agents that have not joined yet
     #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
     token: Option<String>,
@@ -165,7 +165,7 @@ fn plan(args: Args) -> Result<FleetPlan, String> {
     // Not parsed by clap, because clap repeats a bad value on the screen, and this value is a secret.
     let token = args.token.filter(|token| !token.is_empty()).map(|token| token.parse()).transpose();
     Ok(FleetPlan {
-        server: args.server,
+        servers: args.server,
         token: token.map_err(|error| format!("--token: {error}"))?,
         agents: args.agents,
         first_ip: args.first_ip,

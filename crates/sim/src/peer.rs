@@ -65,7 +65,7 @@ impl ManualPeer {
     pub fn connect(&self) -> Result<Talk<'_>, PeerError> {
         let connecting = async {
             let tls = tls::with_identity(&self.identity)?;
-            tls::connect(&self.server, LINK_PATH, tls).await
+            tls::connect(&self.server, None, LINK_PATH, tls).await
         };
         Ok(Talk { socket: self.runtime.block_on(connecting)?, peer: self })
     }

@@ -48,7 +48,7 @@ pub struct ManualServer {
     runtime: Runtime,
     listener: TcpListener,
     tls: TlsAcceptor,
-    issuer: Issuer<'static, KeyPair>,
+    issuer: Arc<Issuer<'static, KeyPair>>,
     ca: Vec<u8>,
 }
 
@@ -62,8 +62,7 @@ type AgentSocket = WebSocketStream<TlsStream<TcpStream>>;
 
 impl ManualServer {
     pub fn open() -> Result<ManualServer, ManualServerError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+        let (runtime, listener) = listen()?;
         let ca_key = KeyPair::generate()?;
         let mut params = CertificateParams::new(Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -79,7 +78,15 @@ impl ManualServer {
                 vec![leaf, ca.clone()],
                 PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
             )?;
-        Ok(ManualServer { runtime, listener, tls: TlsAcceptor::from(Arc::new(tls)), issuer, ca: ca.to_vec() })
+        let (tls, issuer) = (TlsAcceptor::from(Arc::new(tls)), Arc::new(issuer));
+        Ok(ManualServer { runtime, listener, tls, issuer, ca: ca.to_vec() })
+    }
+
+    /// Another server of the same fleet.
+    pub fn sibling(&self) -> Result<ManualServer, ManualServerError> {
+        let (runtime, listener) = listen()?;
+        let (tls, issuer, ca) = (self.tls.clone(), self.issuer.clone(), self.ca.clone());
+        Ok(ManualServer { runtime, listener, tls, issuer, ca })
     }
 
     pub fn address(&self) -> Result<SocketAddr, ManualServerError> {
@@ -149,6 +156,12 @@ impl ManualServer {
     }
 }
 
+fn listen() -> Result<(Runtime, TcpListener), ManualServerError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
+    Ok((runtime, listener))
+}
+
 /// A session of an agent with a [`ManualServer`].
 pub struct ManualSession<'a> {
     socket: AgentSocket,
@@ -167,6 +180,11 @@ impl ManualSession<'_> {
     pub fn send(&mut self, message: impl Into<Vec<u8>>) {
         let message = Message::Binary(message.into().into());
         let _ = self.server.runtime.block_on(self.socket.send(message));
+    }
+
+    /// Closes the connection.
+    pub fn close(&mut self) {
+        let _ = self.server.runtime.block_on(self.socket.close(None));
     }
 
     /// The agent's next message. `None`: the connection has ended.

@@ -1,16 +1,19 @@
 //! Prints how fast the store is on this machine: `cargo run --release -p procfleet-store --example
 //! store_bench`.
 //!
-//! Give a folder as the argument to measure another disk than that of the temp folder.
+//! Give a folder as the argument to measure another disk than that of the temp folder. `-- copy` measures
+//! `procfleet store copy` instead, to a PostgreSQL cluster of its own, or to the database of a URL: `-- copy
+//! postgres://…`.
 
 #![expect(clippy::print_stdout, reason = "a benchmark may fail with its output")]
 
 use procfleet_core::request::Target;
 use procfleet_core::{
-    AgentId, BusinessId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
+    AgentId, BusinessId, CloudId, Code, Content, Epoch, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
 };
 use procfleet_store::{
-    CertificateRecord, Finished, JoiningAgent, NewOp, NewTask, NewToken, RequestHead, Store, TokenUse,
+    CertificateRecord, CopySource, EndedBy, Finished, JoiningAgent, NewEvent, NewOp, NewTask, NewToken,
+    OpScope, ProcListing, ProcRecord, RequestHead, Store, StoreUrl, TokenUse,
 };
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -26,11 +29,12 @@ type Outcomes = Result<(), Box<dyn std::error::Error>>;
 #[tokio::main]
 async fn main() -> Outcomes {
     let folder = match std::env::args_os().nth(1) {
+        Some(word) if word == "copy" => return copies().await,
         Some(folder) => tempfile::tempdir_in(folder)?,
         None => tempfile::tempdir()?,
     };
     let store = Store::open(&folder.path().join("bench.db")).await?;
-    join(&store).await?;
+    join(&store, AGENTS).await?;
     resolve(&store).await?;
     for _ in 0..5 {
         one_task(&store).await?;
@@ -43,15 +47,16 @@ async fn main() -> Outcomes {
     Ok(())
 }
 
-async fn join(store: &Store) -> Outcomes {
+async fn join(store: &Store, agents: u32) -> Outcomes {
     let token = NewToken {
         id: "bench".to_owned(),
         secret_hash: SECRET,
+        ca: None,
         cloud: CloudId(0),
         business: BusinessId::DEFAULT,
         created_at: 0,
         expires_at: i64::MAX,
-        uses: AGENTS,
+        uses: agents,
         replaces: procfleet_store::Replaces::LostAgents,
         audit: None,
     };
@@ -61,7 +66,7 @@ async fn join(store: &Store) -> Outcomes {
     for first in 0..500 {
         let store = store.clone();
         joins.spawn(async move {
-            for number in (first..AGENTS).step_by(500) {
+            for number in (first..agents).step_by(500) {
                 let joining = JoiningAgent {
                     agent: agent(number),
                     ip: ip(number).into(),
@@ -81,7 +86,7 @@ async fn join(store: &Store) -> Outcomes {
         });
     }
     joins.join_all().await;
-    say("join, 500 at a time", AGENTS as usize, begun.elapsed());
+    say("join, 500 at a time", agents as usize, begun.elapsed());
     Ok(())
 }
 
@@ -103,7 +108,7 @@ async fn one_task(store: &Store) -> Outcomes {
     say("create_task, ops", HOSTS as usize, begun.elapsed());
 
     let begun = Instant::now();
-    let open = store.open_ops().await?;
+    let open = store.open_ops(OpScope::All).await?;
     say("open_ops", open.len(), begun.elapsed());
 
     let reports: Vec<Finished> = (0..HOSTS).map(|index| report(id, index, index)).collect();
@@ -158,6 +163,72 @@ async fn many_small_reports(store: &Store) -> Outcomes {
     Ok(())
 }
 
+/// A copy of a store with 10,000 agents, 100,000 procs, 1,000 tasks of 100 ops each and 50,000 events, twice.
+async fn copies() -> Outcomes {
+    const FLEET: u32 = 10_000;
+    let url = match std::env::args_os().nth(2) {
+        Some(url) => url.into_string().map_err(|_| "the URL is no text")?,
+        None => tokio::task::spawn_blocking(|| procfleet_testkit::Cluster::shared().database()).await?,
+    };
+    let url: StoreUrl = url.parse()?;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("server.db");
+    let store = Store::open(&path).await?;
+    join(&store, FLEET).await?;
+    let begun = Instant::now();
+    for number in 0..FLEET {
+        store.put_procs(&agent(number), Epoch(0), (0..10).map(proc).collect(), Vec::new()).await?;
+    }
+    for number in 0..FLEET {
+        store.add_events(&agent(number), (0..5).map(event).collect(), 1_763_240_000_000).await?;
+    }
+    for first in (0..FLEET).step_by(100).cycle().take(1_000) {
+        let id = store.create_task(new_task(first..first + 100)).await?;
+        store.finish_ops((0..100).map(|index| report(id, index, first + index)).collect()).await?;
+    }
+    println!("filled: {:?}, {} MiB", begun.elapsed(), std::fs::metadata(&path)?.len() >> 20);
+    store.close().await?;
+    // From now on, the kernel reports the peak since this moment.
+    std::fs::write("/proc/self/clear_refs", "5")?;
+    for what in ["copy", "copy again"] {
+        let before = memory()?;
+        let begun = Instant::now();
+        let report = procfleet_store::copy(CopySource::Store(path.clone()), &url, |_| {}).await?;
+        say(&format!("{what}, rows copied and compared"), report.rows as usize, begun.elapsed());
+        println!("memory: {before} before, peak {}", memory()?);
+    }
+    Ok(())
+}
+
+/// The peak of the memory in use.
+fn memory() -> Result<String, Box<dyn std::error::Error>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
+    Ok(line.trim().to_owned())
+}
+
+fn proc(number: u32) -> ProcRecord {
+    let status = format!("{{\"state\":\"running\",\"pid\":{number},\"text\":\"{}\"}}", "x".repeat(600));
+    let listing = ProcListing { state: "running".to_owned(), started_at: 1_763_240_000, failed: false };
+    let proc = ProcKey { namespace: "web".to_owned(), name: format!("nginx{number}") };
+    ProcRecord { proc, revision: 1, status, listing }
+}
+
+fn event(number: u64) -> NewEvent {
+    NewEvent {
+        journal: "j1".to_owned(),
+        journal_number: number,
+        at: 1_763_240_000_000,
+        proc: ProcKey { namespace: "web".to_owned(), name: "nginx1".to_owned() },
+        kind: "exited".to_owned(),
+        message: "pid 7 was ended by signal 9".to_owned(),
+        details: "{\"exited\":{\"pid\":7,\"signal\":9}}".to_owned(),
+        report_id: 0,
+        proc_name: "nginx".to_owned(),
+        account: "www".to_owned(),
+    }
+}
+
 fn new_task(hosts: std::ops::Range<u32>) -> NewTask {
     let mut spec = Spec::default();
     spec.identity.proc_name = "nginx".to_owned();
@@ -196,7 +267,7 @@ fn report(task: TaskId, index: u32, number: u32) -> Finished {
         "success",
         Content::Control { hosted: true, proc_name: String::new(), setup_path: String::new() },
     );
-    Finished { op: OpId { task, index }, agent: Some(agent(number)), outcome, at: 1_763_240_001_000 }
+    Finished { op: OpId { task, index }, by: EndedBy::Agent(agent(number)), outcome, at: 1_763_240_001_000 }
 }
 
 fn agent(number: u32) -> AgentId {

@@ -2,7 +2,19 @@
 //! decisions.
 
 use procfleet_core::boot_time::BootTime;
+use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
+
+/// Not zero, so that a time before the boot can be represented.
+const BOOT: BootTime = BootTime(1_000_000_000);
+
+/// The kernel's boot-time clock. Setting the wall clock does not change it, and it counts while the machine
+/// is suspended.
+pub fn boot_now() -> BootTime {
+    let now = clock_gettime(ClockId::Boottime);
+    let (secs, nanos) = (u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0));
+    BOOT + Duration::new(secs, nanos)
+}
 
 /// Milliseconds since 1970, UTC.
 pub type WallMs = i64;

@@ -8,7 +8,7 @@
 
 use crate::clock::{BootNumber, ClockReading, WallMs};
 use crate::types::*;
-use crate::{Engine, Store, StoreError};
+use crate::{DrainOutcome, Engine, ServerIntro, ServerRecord, Store, StoreError};
 use procfleet_core::grants::{GrantScope, Grants, StillGranted};
 use procfleet_core::request::Target;
 use procfleet_core::select::Term;
@@ -59,16 +59,10 @@ contract! {
     // Ops
 
     /// The tasks that have ops without an outcome, oldest first.
-    fn open_tasks() -> Vec<TaskId>;
+    fn open_tasks() -> Vec<OpenTask>;
 
-    /// All ops without an outcome, oldest task first.
-    fn open_ops() -> Vec<OpenOpRow>;
-
-    /// The ops of a task that have no outcome; none if the task does not exist.
-    fn task_ops(id: TaskId) -> Vec<OpenOpRow>;
-
-    /// As [`Store::task_ops`], for several tasks in order.
-    fn tasks_ops(ids: Vec<TaskId>) -> Vec<OpenOpRow>;
+    /// Ops without an outcome that this server decides about, in the order of their tasks.
+    fn open_ops(scope: OpScope) -> Vec<OpenOpRow>;
 
     /// Ends ops; the answers are in the order of `finished`. An op that has an outcome keeps it, so the same
     /// report may come any number of times.
@@ -107,8 +101,16 @@ contract! {
         audit: NewAudit,
     ) -> ();
 
-    /// Begins the agent's next session. The epoch it returns is durable: no other session ever gets it.
-    fn agent_connected(agent: &AgentId, version: &str, facts: &str, at: i64) -> Epoch;
+    /// Begins the agent's next session, at this server. The epoch it returns is durable: no other session
+    /// ever gets it. It is higher than `highest`, the highest one that the agent knows: a database that lost
+    /// its last changes in a failover would otherwise give it out again.
+    fn agent_connected(agent: &AgentId, version: &str, facts: &str, at: i64, highest: Epoch) -> Epoch;
+
+    /// Which of these agents do not come back, and why.
+    fn dismissals(agents: Vec<AgentId>) -> HashMap<AgentId, Dismissal>;
+
+    /// The last sessions of these agents: for those that are connected to other servers, too.
+    fn sessions_of(agents: Vec<AgentId>) -> HashMap<AgentId, SessionRecord>;
 
     /// When each of these agents was last heard, as far as its sessions have ended.
     fn last_heard(agents: Vec<AgentId>) -> HashMap<AgentId, i64>;
@@ -204,19 +206,33 @@ contract! {
     /// `None`: the store is from before it kept this, or new.
     fn ca() -> Option<CaPins>;
 
-    /// Decides which CA holds, with the audit record of the change.
-    fn change_ca(to: CaPins, tokens: TokensOfCa, audit: Option<NewAudit>) -> ();
+    /// The CAs with their sealed keys. `None`: this engine keeps no keys, they are files of the server.
+    fn stored_cas() -> Option<StoredCas>;
+
+    /// Decides which CA holds, with its sealed keys and the audit record, if the pins are those that the
+    /// caller saw. From then on [`Store::join`] and [`Store::give_certificate`] return
+    /// [`StoreError::CaChanged`] for a certificate that another CA than the new signing one has signed.
+    fn change_ca(change: CaChange) -> Result<(), CaRefusal>;
+
+    /// Records which seal keys a server can open, by their ids. A server does this before it reads the CAs: a
+    /// change of the CA is then either seen by the server, or sealed under a key that it has.
+    fn enter_seal_keys(server: &str, keys: Vec<String>) -> ();
+
+    /// The servers and the ids of the seal keys that each can open, ordered by server. Empty where the keys
+    /// are files: there are no other servers.
+    fn seal_keys_of_servers() -> Vec<(String, Vec<String>)>;
 
     // Procs
 
-    /// Takes over what is newer than the stored status, and forgets what is gone. The agent must be enrolled.
-    /// Returns how many procs were left out because the agent has too many.
-    fn put_procs(agent: &AgentId, procs: Vec<ProcRecord>, gone: Vec<ProcKey>) -> usize;
+    /// Takes over what is newer than the stored status, and forgets what is gone. The agent must be enrolled,
+    /// and this session must be its last. Returns how many procs were left out because the agent has too
+    /// many.
+    fn put_procs(agent: &AgentId, epoch: Epoch, procs: Vec<ProcRecord>, gone: Vec<ProcKey>) -> usize;
 
     /// Takes over an agent's full list: what is not in it is forgotten, and its revisions hold even where
     /// they are lower, because an agent that lost its journal counts from the beginning. Returns how many
     /// were left out, as `put_procs`.
-    fn replace_procs(agent: &AgentId, procs: Vec<ProcRecord>) -> usize;
+    fn replace_procs(agent: &AgentId, epoch: Epoch, procs: Vec<ProcRecord>) -> usize;
 
     /// One proc on each of these agents, with the host that it is on, as far as there is one. It reads no
     /// more than these, however many agents there are.
@@ -244,12 +260,12 @@ contract! {
 
     // Process groups
 
-    /// Stores groups that are newer than the stored ones. The agent must be enrolled. Returns how many
-    /// namespaces were dropped because the agent has too many.
-    fn put_process_groups(agent: &AgentId, groups: Vec<GroupsRecord>) -> usize;
+    /// Stores groups that are newer than the stored ones. The agent must be enrolled, and this session must
+    /// be its last. Returns how many namespaces were dropped because the agent has too many.
+    fn put_process_groups(agent: &AgentId, epoch: Epoch, groups: Vec<GroupsRecord>) -> usize;
 
     /// Replaces all groups of an agent. Returns how many namespaces were dropped, as `put_process_groups`.
-    fn replace_process_groups(agent: &AgentId, groups: Vec<GroupsRecord>) -> usize;
+    fn replace_process_groups(agent: &AgentId, epoch: Epoch, groups: Vec<GroupsRecord>) -> usize;
 
     /// The groups of a namespace, ordered by agent.
     fn process_groups(namespace: &str) -> HashMap<AgentId, Vec<ProcessGroup>>;
@@ -278,6 +294,19 @@ contract! {
 
     /// Advances the cursor of a webhook to this event.
     fn webhook_delivered(id: u64, up_to: u64) -> ();
+
+    // Servers
+
+    /// Makes the name, the address and the version of this server known.
+    fn introduce(intro: ServerIntro) -> ();
+
+    /// The living servers, and those that have ended not long ago; the oldest first. Empty: the store has one
+    /// server only.
+    fn servers() -> Vec<ServerRecord>;
+
+    /// Lets a server have no agents, or have some again. The audit record is written if this is done. For all
+    /// living servers of this name, if several have it.
+    fn drain_server(name: &str, drains: bool, audit: NewAudit) -> DrainOutcome;
 
     // Restored backups
 

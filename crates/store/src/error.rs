@@ -1,5 +1,6 @@
 //! Errors of the store, one variant for each thing that a caller can do. They contain no type of a driver.
 
+use crate::CopyRefusal;
 use procfleet_core::AgentId;
 use std::fmt;
 use std::io;
@@ -28,6 +29,24 @@ pub enum StoreError {
     ForeignLog { path: PathBuf },
     #[error("{} cannot be restored: {reason}. Nothing was changed", path.display())]
     BadBackup { path: PathBuf, reason: String },
+    #[error("{} cannot be copied: {reason}", path.display())]
+    NotCopied { path: PathBuf, reason: String },
+    #[error("nothing was copied to {store}: {reason}")]
+    CopyRefused { store: String, reason: CopyRefusal },
+    #[error("copying the table {table}")]
+    CopyTable {
+        table: &'static str,
+        #[source]
+        source: Box<StoreError>,
+    },
+    /// The copy was rolled back.
+    #[error(
+        "the copy of the table {table} differs from the original, so it was given up and {store} is as before: {difference}"
+    )]
+    CopyDiffers { store: String, table: &'static str, difference: String },
+    /// For a server that starts.
+    #[error("`procfleet store copy` is writing to {store}; start the server after it has ended")]
+    BeingCopied { store: String },
     #[error(
         "{} is {how}, and this server had one: {} is there. Put the last backup in its place with `procfleet store restore`. To begin anew without its agents, \
          apps and tasks, so that every host has to join again, move that certificate away",
@@ -73,11 +92,19 @@ pub enum StoreError {
         #[source]
         source: DriverError,
     },
-    /// This server did not reach the database for a while, and another one has taken over.
-    #[error("another server uses the store now")]
+    /// This server did not reach the database for a while, and others have declared it dead.
+    #[error("other servers have declared this one dead; it goes on as a new one")]
     Fenced,
+    /// The agent has connected again since: what its earlier session said is out of date.
+    #[error("agent {0} has begun another session since")]
+    OldSession(AgentId),
     #[error("the store's URL: {0}")]
     Url(String),
+    #[error(
+        "{store} is reached by a connection pooler that shares connections between transactions, such as PgBouncer with \
+         pool_mode = transaction. The store needs sessions: use the address of PostgreSQL itself, or pool_mode = session"
+    )]
+    Pooler { store: String },
     /// This program cannot parse a stored value.
     #[error("{doing}: the store holds {what} that cannot be read: {reason}")]
     Unreadable { doing: &'static str, what: &'static str, reason: String },
@@ -88,6 +115,9 @@ pub enum StoreError {
     Exists { what: &'static str, key: String },
     #[error("there is no {what} {key}")]
     Missing { what: &'static str, key: String },
+    /// Sign the certificate again, after reading which CA signs.
+    #[error("the CA has changed since the certificate was signed")]
+    CaChanged,
     #[error("agent {0} is not enrolled, or was retired or revoked")]
     NoSuchAgent(AgentId),
     #[error("the store is closed")]
@@ -108,6 +138,7 @@ impl StoreError {
                 | StoreError::ForeignLog { .. }
                 | StoreError::Newer { .. }
                 | StoreError::Url(_)
+                | StoreError::Pooler { .. }
         )
     }
 }

@@ -5,11 +5,14 @@
 //!                                                                 \\--> postgres/: a database
 //! ```
 //!
-//! `types` has what goes in and out of the contract, `error` what can go wrong. No other part of the server
-//! uses a database.
+//! `types` has what goes in and out of the contract, `error` what can go wrong. `copy` moves the embedded
+//! store to a database. No other part of the server uses a database.
 
 mod contract;
+mod copied_tables;
+mod copy;
 mod error;
+mod membership;
 mod order;
 mod postgres;
 mod sqlite;
@@ -18,7 +21,12 @@ mod types;
 pub mod clock;
 pub mod limits;
 
+pub use copy::copy;
 pub use error::{DriverError, StoreError};
+pub use membership::{
+    DrainOutcome, Lease, LivingServer, Membership, MembershipView, ServerId, ServerIntro, ServerLoad,
+    ServerRecord, ServerState, Wake, WakeMode,
+};
 pub use postgres::{StoreUrl, UrlFault};
 pub use sqlite::{StoreLock, backup, lock, named, restore};
 pub use types::*;
@@ -51,12 +59,11 @@ impl Store {
         Ok(Store { engine: Engine::Postgres(PgStore::open(url).await?) })
     }
 
-    /// Whether a change may be stored though its method returned an error, so that the dispatcher must look
-    /// for tasks that nobody announced to it.
-    pub fn has_uncertain_changes(&self) -> bool {
+    /// What this server knows about itself and others that use the same store.
+    pub fn membership(&self) -> &Membership {
         match &self.engine {
-            Engine::Sqlite(_) => false,
-            Engine::Postgres(_) => true,
+            Engine::Sqlite(store) => store.membership(),
+            Engine::Postgres(store) => store.membership(),
         }
     }
 

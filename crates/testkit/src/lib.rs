@@ -8,6 +8,7 @@
 //! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended; [`connect_from`]: from another address;
 //! - [`Proc`]: a proc with its own folder, and [`programs`] to supervise in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that procfleet must not touch;
+//! - [`Haproxy`], [`ConnectProxy`], [`ClientProxy`], [`SlowProxy`]: proxies on the way to the server;
 //! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that blocks its reader;
 //! - [`need`]: requirements that not every machine meets;
 //! - [`played_apart`]: a test in a separate process;
@@ -20,10 +21,13 @@
 
 mod apart;
 mod client;
+mod client_proxy;
 mod connect;
+mod connect_proxy;
 mod disk;
 mod fifo;
 pub mod fuzz;
+mod haproxy;
 mod joined;
 mod machine;
 pub mod pattern;
@@ -39,12 +43,15 @@ mod wait;
 
 pub use apart::played_apart;
 pub use client::{Answer, Client, Outcome, Raw};
+pub use client_proxy::ClientProxy;
 pub use connect::connect_from;
+pub use connect_proxy::{ConnectProxy, ProxyManner};
 pub use disk::{Disk, ReadOnly};
 pub use fifo::{Fifo, HeldReader};
+pub use haproxy::Haproxy;
 pub use joined::Joined;
 pub use machine::{Need, has, need};
-pub use postgres::Cluster;
+pub use postgres::{Cluster, PoolMode, Pooler};
 pub use proc::{Op, Proc, Task};
 pub use process::{
     Stranger, account, dead_pid, is_running, kill, pids_marked, remember, start_time, with_pid,

@@ -87,7 +87,7 @@ impl Shared {
     }
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream, mut pass: impl FnMut(usize) -> bool) {
+pub(crate) fn carry(mut from: TcpStream, mut to: TcpStream, mut pass: impl FnMut(usize) -> bool) {
     let mut bytes = [0; PIECE];
     let _ = to.set_nodelay(true);
     while let Ok(count @ 1..) = from.read(&mut bytes) {

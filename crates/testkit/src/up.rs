@@ -375,4 +375,6 @@ fn program(binary: &Path, folder: &Path, link: &str, flags: &[String]) -> Progra
         // Requests that went through a proxy of the environment would fail: nothing listens there.
         .env("ALL_PROXY", NO_PROXY)
         .env("http_proxy", NO_PROXY)
+        // The agent of `up` is on the server's host and uses no proxy at all.
+        .env("PROCFLEET_PROXY", NO_PROXY)
 }

@@ -7,6 +7,7 @@
 mod divide;
 mod events;
 mod integrity;
+mod link;
 mod repair;
 
 #[cfg(test)]

@@ -4,8 +4,10 @@ use super::*;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
+use procfleet_core::id::Epoch;
 use procfleet_core::op::Content;
 use procfleet_core::process::{Evidence, Found, Process, ProgramFile};
+use procfleet_core::server_address::ServerAddress;
 use procfleet_core::spec::Spec;
 use procfleet_core::supervise::{Event, Hosting, Rest, ScheduledRun};
 
@@ -494,4 +496,63 @@ async fn above_a_limit_the_oldest_waiting_events_are_deleted() {
     let events = journal.oldest_events(1 << 30).await.expect("readable");
     let numbers = (events.first().map(|event| event.number), events.last().map(|event| event.number));
     assert_eq!((events.len(), numbers), (10_000, (Some(1_001), Some(11_000))));
+}
+
+fn servers(texts: &str) -> Vec<ServerAddress> {
+    ServerAddress::read_all(texts.split_whitespace()).expect("good addresses")
+}
+
+#[tokio::test]
+async fn the_highest_epoch_survives_a_restart_and_never_falls() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let (journal, _) = reopened(&path, "one").await;
+    assert_eq!(journal.highest_epoch().await.expect("readable"), Epoch(0));
+    for (accepted, highest) in [(7, 7), (3, 7), (u64::MAX, u64::MAX), (8, u64::MAX)] {
+        journal.accept_epoch(Epoch(accepted)).await.expect("writable");
+        assert_eq!(journal.highest_epoch().await.expect("readable"), Epoch(highest));
+    }
+    drop(journal);
+    let (journal, _) = reopened(&path, "two").await;
+    assert_eq!(journal.highest_epoch().await.expect("readable"), Epoch(u64::MAX));
+    journal.forget_fleet().await.expect("writable");
+    assert_eq!(journal.highest_epoch().await.expect("readable"), Epoch(0));
+}
+
+#[tokio::test]
+async fn the_servers_of_the_last_welcome_survive_a_restart_but_no_change_of_the_command_line() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let (journal, _) = reopened(&path, "one").await;
+    let (configured, listed) = (servers("a b"), servers("c d [::1]:7"));
+    assert_eq!(journal.servers(&configured).await.expect("readable"), []);
+    journal.store_servers(&configured, &listed).await.expect("writable");
+    drop(journal);
+    let (journal, _) = reopened(&path, "two").await;
+    assert_eq!(journal.servers(&configured).await.expect("readable"), listed);
+    assert_eq!(journal.servers(&servers("b a")).await.expect("readable"), listed, "the order says nothing");
+    for changed in ["a", "a e", "a b e"] {
+        assert_eq!(journal.servers(&servers(changed)).await.expect("readable"), [], "{changed}");
+    }
+    journal.forget_fleet().await.expect("writable");
+    assert_eq!(journal.servers(&configured).await.expect("readable"), []);
+}
+
+/// The text of the first version that stored a list; and texts that no version wrote.
+#[tokio::test]
+async fn a_stored_list_of_servers_of_any_age_is_read() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let (journal, _) = reopened(&folder.path().join("agent.db"), "one").await;
+    for (text, expected) in [
+        (r#"{"configured":["https://a:48668"],"listed":["https://c:1","https://d:2"]}"#, "c:1 d:2"),
+        (r#"{"configured":["https://a:48668"],"listed":["http://c","https://d:2"]}"#, "d:2"),
+        (r#"{"configured":["https://a:48668"],"listed":[]}"#, ""),
+        ("{", ""),
+    ] {
+        let write = move |t: &Connection| {
+            t.execute("INSERT OR REPLACE INTO meta VALUES ('servers', ?1)", [text]).map(|_| ())
+        };
+        journal.run(write).await.expect("writable");
+        assert_eq!(journal.servers(&servers("a")).await.expect("readable"), servers(expected), "{text}");
+    }
 }

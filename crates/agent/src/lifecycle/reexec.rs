@@ -26,10 +26,10 @@ pub(crate) fn reexec(program: &Path, arguments: &[OsString]) -> io::Error {
     std::process::Command::new("/proc/self/exe").args(arguments).exec()
 }
 
-/// Executes this program again with these arguments, of which the first is its name, and one more environment
-/// variable, which only its own account can read. Returns only on failure.
+/// Executes this program again with these arguments, of which the first is its name, and more environment
+/// variables, which only its own account can read. Returns only on failure.
 #[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
-pub(crate) fn reexec_with_env(arguments: &[OsString], variable: &str, value: &str) -> io::Error {
+pub(crate) fn reexec_with_env(arguments: &[OsString], variables: &[(&str, OsString)]) -> io::Error {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return error,
@@ -38,5 +38,5 @@ pub(crate) fn reexec_with_env(arguments: &[OsString], variable: &str, value: &st
         arguments.split_first().map_or((None, arguments), |(name, rest)| (Some(name), rest));
     let mut command = std::process::Command::new(&program);
     command.arg0(name.map_or(program.as_os_str(), OsString::as_os_str));
-    command.args(arguments).env(variable, value).exec()
+    command.args(arguments).envs(variables.iter().map(|(name, value)| (name, value))).exec()
 }

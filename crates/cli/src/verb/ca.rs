@@ -3,7 +3,7 @@
 use super::common::CommonFlags;
 use crate::client::ReplyData;
 use crate::{Console, Error, VerbExit};
-use procfleet_proto::http::native::CaView;
+use procfleet_proto::http::native::{CaSeal, CaView};
 use serde_json::json;
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -15,6 +15,11 @@ pub enum CaVerb {
     Rotate(CommonFlags),
     /// Retire the old CA now
     Retire(Retire),
+    /// Seal the CA's private keys in the store again, under the first --seal-key of the server
+    ///
+    /// To replace a seal key: start all servers with --seal-key NEW,OLD, run this, and start them with
+    /// --seal-key NEW when no key is left under another seal key.
+    Reseal(CommonFlags),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -35,6 +40,7 @@ impl CaVerb {
                 let answer = common.post("/api/v1/ca/retire", &json!({"force": force}))?;
                 common.show(console, &answer, show)
             }
+            CaVerb::Reseal(common) => common.show(console, &common.post_empty("/api/v1/ca/reseal")?, show),
         }
     }
 }
@@ -48,6 +54,19 @@ fn show(console: &mut Console<'_>, answer: &ReplyData) -> Result<(), Error> {
     if let Some(next) = view.next_sha256 {
         console
             .print_line(&format!("its successor is {next}; the old one is retired when nobody needs it"))?;
+    }
+    if let Some(seal) = view.seal {
+        let CaSeal { key, under_other_keys, other_keys, servers_without_key } = seal;
+        let left = match under_other_keys {
+            0 => "no private key is sealed under another key".to_owned(),
+            1 => format!("1 private key is sealed under another key: {}", other_keys.join(", ")),
+            count => format!("{count} private keys are sealed under other keys: {}", other_keys.join(", ")),
+        };
+        console.print_line(&format!("sealed under seal key {key}; {left}"))?;
+        if !servers_without_key.is_empty() {
+            console
+                .print_line(&format!("servers without seal key {key}: {}", servers_without_key.join(", ")))?;
+        }
     }
     Ok(())
 }

@@ -82,7 +82,9 @@ impl EventsVerb {
                 }
                 // Wait for a server that restarts: no event is lost, because the request names the last event
                 // seen.
-                Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
+                Err(
+                    fault @ (Error::Unreachable { .. } | Error::Proxy { .. } | Error::Interrupted { .. }),
+                ) => {
                     let PollPace { pause, tries, .. } = console.pace;
                     if failed_tries >= tries {
                         return Err(fault);

@@ -127,7 +127,9 @@ impl Watching {
             }
             match show(console) {
                 // A server that restarts is worth waiting for.
-                Err(fault @ (Error::Unreachable { .. } | Error::Interrupted { .. })) => {
+                Err(
+                    fault @ (Error::Unreachable { .. } | Error::Proxy { .. } | Error::Interrupted { .. }),
+                ) => {
                     console.note(&format!("error: {fault}"));
                 }
                 shown => _ = shown?,

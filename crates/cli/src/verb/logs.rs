@@ -407,7 +407,7 @@ fn label(sources: &[LogSource], number: usize) -> String {
 /// Whether the error may be transient: a server or an agent that restarts.
 fn is_passing(fault: &Error) -> bool {
     match fault {
-        Error::Unreachable { .. } | Error::Interrupted { .. } => true,
+        Error::Unreachable { .. } | Error::Proxy { .. } | Error::Interrupted { .. } => true,
         Error::Refused { code, .. } => {
             [Code::NoAgent, Code::Timeout, Code::Busy].map(Code::external).contains(code)
         }

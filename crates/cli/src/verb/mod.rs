@@ -12,6 +12,7 @@ pub(crate) mod logs;
 pub(crate) mod operate;
 pub(crate) mod ps;
 mod request;
+pub(crate) mod servers;
 pub(crate) mod show;
 pub(crate) mod spec_flags;
 mod status;

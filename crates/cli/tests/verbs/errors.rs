@@ -58,6 +58,18 @@ fn a_closed_port_is_reported_as_unreachable() {
     );
 }
 
+/// Also for a changing request: nothing was sent.
+#[test]
+fn an_unknown_host_is_reported_as_unreachable() {
+    // No name server is asked about a label of more than 63 letters.
+    let url = format!("http://{}:52030", "x".repeat(64));
+    for line in ["ps", "stop web --namespace x --host 0:10.0.0.1"] {
+        let ran = run_with_input(&url, line, "");
+        let expected = format!("error: cannot reach {url}: failed to lookup address information: ");
+        assert!(ran.exit == VerbExit::Unreachable && ran.err.starts_with(&expected), "{}", ran.err);
+    }
+}
+
 #[test]
 fn an_unknown_task_id_is_refused() {
     let server = Server::start([(

@@ -3,6 +3,7 @@
 mod errors;
 mod manage;
 mod operate;
+mod proxy;
 mod server;
 mod show;
 

@@ -104,8 +104,8 @@ pub(super) struct LaunchFailure {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Awaiting {
-    /// The command, or its shell.
-    pub(super) command: Process,
+    /// The command, or its shell. `None`: it had ended when the agent came back.
+    pub(super) command: Option<Process>,
     /// When the command counts as the process; `None`: its pid file decides.
     pub(super) counts_at: Option<BootTime>,
     /// When the command must have ended.

@@ -251,8 +251,18 @@ pub(super) fn interrupted(kind: OpKind, left: Left) -> String {
 /// Why a start by the previous agent process is counted.
 pub(super) const CUT_OFF: &str = "its start was cut off by the end of the agent";
 
-pub(super) fn start_cut_off(pid: u32) -> String {
-    format!("the agent ended during its start; the start command is still at work with pid {pid}")
+/// `pid`: the start command, if it is still running.
+pub(super) fn start_cut_off(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) => {
+            format!("the agent ended during its start; the start command is still at work with pid {pid}")
+        }
+        None => {
+            "the agent ended during its start; the start command has ended, and its process has not been \
+                 found yet"
+                .to_owned()
+        }
+    }
 }
 
 /// A program that has replaced itself, and whose old processes have not ended yet.

@@ -49,7 +49,8 @@
 //! - The processes of a failed launch are ended before the op is answered (`Clearing`). A process that cannot
 //!   be ended is named in the outcome and supervised.
 //! - After a restart of the agent, a start command that is still running is waited for (`Awaiting`). It is
-//!   not the process.
+//!   not the process. If the command has ended and no process is known, its process is looked for until the
+//!   time for a check has passed.
 //! - A process that was started by hand while the proc had none is adopted by a query or by the agent's
 //!   regular scan.
 //! - A program that replaces itself leaves its old process running for a while. That one is known as an

@@ -15,6 +15,7 @@ use procfleet_core::supervise::{
     LookScope, Machine, Next, OtherAccount, ProcNotice, Record, RunId, Signal, Step, Usage, View, Write,
 };
 use procfleet_core::{BootTime, Code, Content, OpId, OpKind, Outcome, ProcKey, TaskId};
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,6 +112,9 @@ pub struct World {
     pub once_leaves: bool,
     /// How long an answer to a look takes.
     pub look_delay: u64,
+    /// The number of looks after a crash that find nothing, because the command ends and its process begins
+    /// while they are under way.
+    pub missed_looks: Cell<u32>,
     pub fail_next_effects: bool,
     /// The disk is slow or full: writes are durable only when a step requires it.
     pub lagging: bool,
@@ -212,6 +216,7 @@ impl World {
             leaves_namesakes: false,
             once_leaves: false,
             look_delay: 0,
+            missed_looks: Cell::new(0),
             fail_next_effects: false,
             lagging: false,
             disk_delay: 0,
@@ -1006,6 +1011,10 @@ impl World {
                     (None, Some(live)) => self.running(live.process.pid, Found::Name),
                     (None, None) => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
                 }
+            }
+            LookScope::Recovery { .. } if self.missed_looks.get() > 0 => {
+                self.missed_looks.set(self.missed_looks.get() - 1);
+                Sighting::Absent(Absence { cause: no_such_name(), hopeless: true })
             }
             LookScope::Recovery { last } => {
                 let seen = |process: &Process| self.live.iter().any(|live| live.process.is(process));

@@ -253,6 +253,48 @@ fn a_start_command_of_the_last_life_is_not_the_process() {
     }
 }
 
+/// A look is no snapshot. Without a second one, a hosted process that is just beginning would be ended as a
+/// leftover and started again.
+#[test]
+fn a_process_that_the_first_look_misses_is_not_started_again() {
+    let rows = [
+        (Given::Unknown, OpKind::Start, false),
+        (Given::Unknown, OpKind::Host, true),
+        (Given::UpHosted, OpKind::Restart, true),
+    ];
+    for (before, kind, hosted) in rows {
+        for missed in [1, 3] {
+            let row = format!("{} when {before:?}, {missed} missed", kind.verb());
+            let mut world = given(before);
+            let mut spec = spec();
+            spec.policy.start_check = Duration::from_secs(8);
+            let op = world.send(kind, Some(spec));
+            // The command is at work when the agent ends, and has brought its process when the agent is back.
+            world.run_for(50);
+            let starts = world.starts.len();
+            world.missed_looks.set(missed);
+            world.crash_for(500);
+            let pid = world.main_pid();
+            assert!(pid.is_some(), "{row}: the command goes on without the agent");
+            assert_eq!(world.outcome(op).code.number(), 805, "{row}");
+            world.run_for(60_000);
+            assert_eq!((state(&world), world.hosted()), (Then::Up, hosted), "{row}");
+            assert_eq!((world.main_pid(), world.starts.len()), (pid, starts), "{row}");
+        }
+    }
+    // A launch that has failed is tried again when the time for its check has passed.
+    let mut world = World::new().script("start", Does::Exit { after: 100, code: 0 });
+    world.send(OpKind::Host, Some(spec()));
+    world.run_for(500);
+    world.crash();
+    world.run_for(1_000);
+    assert_eq!(world.starts.len(), 1, "not before");
+    assert!(world.note().contains("its process has not been found yet"), "{}", world.note());
+    world.set("start", daemon());
+    world.run_for(60_000);
+    assert_eq!((state(&world), world.starts.len()), (Then::Up, 2));
+}
+
 /// Effects for the previous op do not mark the next op as begun.
 #[test]
 fn an_op_that_had_only_looked_is_carried_out_after_a_crash() {

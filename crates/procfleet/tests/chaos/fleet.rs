@@ -108,7 +108,7 @@ fn start(world: &World, seed: u64, agents: usize, trace: &Path) -> Fleet {
     };
     let script = Script { take_ms: DelayRange(0, 300), drop, repeat_percent: 5.0, ..Script::default() };
     let plan = FleetPlan {
-        server: format!("https://{}", world.link).parse().expect("an address"),
+        servers: vec![format!("https://{}", world.link).parse().expect("an address")],
         token: Some(world.token(agents).parse().expect("a token")),
         agents,
         first_ip: FIRST_IP.into(),

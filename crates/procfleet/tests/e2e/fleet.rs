@@ -22,7 +22,7 @@ fn first_ip() -> Ipv4Addr {
 
 fn plan(up: &Up, agents: usize, script: &str) -> FleetPlan {
     FleetPlan {
-        server: up.link().parse().expect("the link's address"),
+        servers: vec![up.link().parse().expect("the link's address")],
         token: None,
         agents,
         first_ip: IpAddr::V4(first_ip()),

@@ -1,6 +1,8 @@
 //! A server whose state is in PostgreSQL: the database goes away and comes back, another server comes.
 
-use procfleet_testkit::{Cluster, Op, PATIENCE, Program, Signal, Up, is_running, programs, wait_until};
+use procfleet_testkit::{
+    Cluster, Op, PATIENCE, PoolMode, Pooler, Program, Signal, Up, is_running, programs, wait_until,
+};
 use std::path::Path;
 
 const NEEDS_OPERATOR: i32 = 78;
@@ -60,14 +62,8 @@ fn calls_are_refused_while_the_database_is_away_and_everything_goes_on_after() {
 }
 
 #[test]
-fn another_server_is_kept_out_while_the_first_is_alive_and_takes_over_at_once_after_it() {
-    let (mut up, url) = on_postgres();
-    let folder = tempfile::tempdir().expect("a temp dir");
-    let mut second = server(&folder.path().join("data"), &url);
-    let ended = second.finish(PATIENCE);
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("is in use by another server"), "{ended:?}");
-
+fn a_server_that_was_killed_goes_on_at_its_next_start() {
+    let (mut up, _) = on_postgres();
     // kill -9, and again on the same data: the dead process is known to be gone.
     let pid = up.proc("web").starts(&programs::foreground()).start();
     up.kill_all();
@@ -82,7 +78,7 @@ fn another_server_is_kept_out_while_the_first_is_alive_and_takes_over_at_once_af
 fn a_url_that_cannot_be_used_is_refused_with_its_reason() {
     for (url, code, reason) in [
         ("mysql://db/fleet", 2, "it does not begin with postgres://"),
-        ("postgres://db/fleet", 2, "sslmode is missing and db is not this machine"),
+        ("postgres://procfleet:sesame@db/fleet", 2, "--store: sslmode is missing and db is not this machine"),
         ("postgres://db/fleet?sslmode=require", 2, "sslmode=require: use disable, verify-ca or verify-full"),
         ("postgres://127.0.0.1:1/fleet", 1, "the database is away"),
         (
@@ -95,5 +91,60 @@ fn a_url_that_cannot_be_used_is_refused_with_its_reason() {
         let ended = server(&folder.path().join("data"), url).finish(PATIENCE);
         assert_eq!(ended.code, Some(code), "{url}: {ended:?}");
         assert!(ended.stderr.contains(reason), "{url}: {ended:?}");
+        assert!(!ended.stderr.contains("sesame"), "{url}: {ended:?}");
     }
+}
+
+#[test]
+fn the_password_of_a_url_is_in_no_command_line_and_no_unit() {
+    let url = Cluster::shared().database().replace("procfleet@", "procfleet:sesame@");
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--store", &url]);
+    let read = |pid: u32, file: &str| {
+        let bytes = std::fs::read(format!("/proc/{pid}/{file}")).expect("it runs");
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let line = read(up.pid(), "cmdline");
+    assert!(line.contains("--listen") && !line.contains("sesame") && !line.contains("--store"), "{line:?}");
+    assert!(read(up.pid(), "environ").contains("sesame"), "this shows that it is the right process");
+    let agent = read(up.agent_pid(), "environ");
+    assert!(!agent.contains("sesame"), "{agent:?}");
+    up.proc("web").starts(&programs::foreground()).op(Op::Query);
+
+    for flags in [&["--store", &url][..], &[]] {
+        let unit = Program::new(env!("CARGO_BIN_EXE_procfleet"))
+            .args(["server", "--print-systemd-unit", "--keep-days", "7"])
+            .args(flags)
+            .env("PROCFLEET_STORE", &url)
+            .run();
+        assert_eq!(unit.code, Some(0), "{unit:?}");
+        assert!(unit.stdout.contains("--keep-days 7\n#"), "{unit:?}");
+        assert!(unit.stdout.contains("EnvironmentFile=/etc/procfleet/server.env"), "{unit:?}");
+        assert!(!unit.stdout.contains("sesame"), "{unit:?}");
+    }
+}
+
+#[test]
+fn a_pooler_in_transaction_mode_is_refused_and_one_in_session_mode_works() {
+    let direct = Cluster::shared().database();
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let pooler = Pooler::start(Cluster::shared(), PoolMode::Transaction);
+    let ended = server(&folder.path().join("data"), &pooler.url(&direct)).finish(PATIENCE);
+    assert_eq!(ended.code, Some(NEEDS_OPERATOR), "{ended:?}");
+    assert!(ended.stderr.contains("pool_mode = transaction"), "{ended:?}");
+    let from = folder.path().join("data");
+    let copied = Program::new(env!("CARGO_BIN_EXE_procfleet"))
+        .args(["store", "copy", "--to", &pooler.url(&direct), "--from"])
+        .args([from])
+        .run();
+    assert!(copied.code == Some(NEEDS_OPERATOR) && copied.stderr.contains("pool_mode"), "{copied:?}");
+    let tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'";
+    assert_eq!(Cluster::shared().psql(name(&direct), tables).as_deref(), Ok("0"), "nothing was created");
+
+    let pooler = Pooler::start(Cluster::shared(), PoolMode::Session);
+    let mut up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--store", &pooler.url(&direct)]);
+    let proc = up.proc("web").starts(&programs::foreground());
+    let pid = proc.start();
+    proc.op(Op::Stop).assert_success();
+    assert!(!is_running(pid));
+    assert_eq!(up.end(Signal::TERM), Some(0));
 }

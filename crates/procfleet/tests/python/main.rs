@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Longer than any of them should take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(1_800);
 /// Made-up requests for each operation of the document.
 const EXAMPLES: &str = "10";
 /// One without hosts; schemathesis_hooks.py knows it too.

@@ -24,6 +24,7 @@ pub mod query;
 pub mod read;
 pub mod record;
 pub mod result;
+pub mod servers;
 pub mod spec_form;
 pub mod status;
 pub mod task_state;

@@ -191,6 +191,22 @@ pub struct CaView {
     pub tokens: u64,
     /// Lifetime of an agent's certificate.
     pub agent_certificate_secs: u64,
+    /// How the private keys are sealed in the store. `None`: they are files in the data folder.
+    #[serde(default)]
+    pub seal: Option<CaSeal>,
+}
+
+/// How the private keys of the CAs are sealed in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CaSeal {
+    /// The id of the key under which this server seals.
+    pub key: String,
+    /// How many private keys are sealed under another key.
+    pub under_other_keys: u64,
+    /// The ids of those other keys.
+    pub other_keys: Vec<String>,
+    /// The servers that cannot open what is sealed under `key`.
+    pub servers_without_key: Vec<String>,
 }
 
 /// `POST /api/v1/agents/revoke`; answered with the agents' rows.

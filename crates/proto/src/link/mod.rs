@@ -120,6 +120,11 @@ pub struct Hello {
     /// The configured address of the host; empty: the address of the connection.
     #[prost(string, tag = "14")]
     pub ip: String,
+    /// The highest epoch of all welcomes of this agent. After a database failover or a restored backup, the
+    /// server's own number can be lower, and the server continues after this one. 0 from agents of earlier
+    /// versions.
+    #[prost(uint64, tag = "15")]
+    pub highest_epoch: u64,
 }
 
 /// Properties that do not change while an agent runs.
@@ -166,6 +171,10 @@ pub struct Welcome {
     /// refuses a message that omits them. Servers of earlier versions omit them to say "everybody".
     #[prost(bool, tag = "10")]
     pub limits_accounts: bool,
+    /// The URLs of all servers of the fleet that are alive. The agent stores the list and connects to any of
+    /// them. Empty: the server does not say; the agent keeps the list that it has.
+    #[prost(string, repeated, tag = "11")]
+    pub servers: Vec<String>,
 }
 
 /// An op, to be carried out once.
@@ -472,7 +481,7 @@ pub struct SpecRead {
 /// As much of a log as one message holds, so that it fits a frame.
 pub const LOG_BYTES: usize = 40 * 1024;
 
-/// The server is stopping: disconnect, and reconnect later.
+/// The server is stopping, or has too many agents: disconnect, and reconnect later.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Drain {
     /// Reconnect after this time, plus a random part of `spread_ms` (jitter).
@@ -480,6 +489,10 @@ pub struct Drain {
     pub after_ms: u64,
     #[prost(uint64, tag = "2")]
     pub spread_ms: u64,
+    /// Connect to another server, and not to this one for a while. An agent of an earlier version, or one
+    /// that knows no other server, reconnects to this one.
+    #[prost(bool, tag = "3")]
+    pub elsewhere: bool,
 }
 
 /// The session is refused. The reason is for the agent's log.

@@ -8,7 +8,7 @@ use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{Ack, server_message::Body};
-use procfleet_store::{Applied, Finished};
+use procfleet_store::{Applied, EndedBy, Finished, Wake};
 use std::collections::{BTreeSet, HashMap};
 use tracing::{debug, error, info, warn};
 
@@ -28,7 +28,8 @@ impl Work {
             }
         }
         if let Some(outcome) = outcome {
-            self.finished.push(Finished { op, agent: Some(agent.clone()), outcome, at: self.clock.wall() });
+            let by = EndedBy::Agent(agent.clone());
+            self.finished.push(Finished { op, by, outcome, at: self.clock.wall() });
         }
     }
 
@@ -52,6 +53,7 @@ impl Work {
             self.finished.drain(..batch.len());
             self.acknowledge(batch, applied);
             self.changes.send_modify(|generation| *generation += 1);
+            self.cluster.announce(Wake::Outcomes);
         }
         if self.finished.is_empty() {
             self.report_permits.clear();
@@ -83,15 +85,22 @@ impl Work {
                 // Acknowledged all the same: a repetition would not help.
                 Applied::Unknown => warn!(%op, "report for an unknown op; it is acknowledged and dropped"),
                 Applied::NotYours => {
-                    warn!(%op, agent = ?finished.agent, "a report for another agent's op was refused");
-                    liars.extend(finished.agent);
+                    let agent = finished.by.agent();
+                    warn!(%op, ?agent, "a report for another agent's op was refused");
+                    liars.extend(agent.cloned());
+                    continue;
+                }
+                // Another server decides about it now.
+                Applied::Superseded => {
+                    debug!(%op, "the agent has moved to another server, which decides about the op");
+                    self.forget(op);
                     continue;
                 }
             }
             if self.forget(op) {
                 *ended_of.entry(op.task).or_default() += 1;
             }
-            if let Some(agent) = finished.agent {
+            if let EndedBy::Agent(agent) = finished.by {
                 acks.entry(agent).or_default().push(op.to_string());
             }
         }

@@ -10,7 +10,7 @@ use procfleet_core::dispatch::{
 use procfleet_core::id::OpId;
 use procfleet_core::op::Outcome;
 use procfleet_proto::link::{Cancel, Op, server_message::Body};
-use procfleet_store::Finished;
+use procfleet_store::{EndedBy, Finished};
 
 impl Work {
     pub(super) fn decide_due(&mut self) {
@@ -128,6 +128,8 @@ impl Work {
 
     /// Queues an outcome of the server's own for the next commit.
     fn end(&mut self, op: OpId, outcome: Outcome) {
-        self.finished.push(Finished { op, agent: None, outcome, at: self.clock.wall() });
+        let agent = self.ops.get(&op).and_then(|entry| entry.agent.as_ref());
+        let by = EndedBy::Server(agent.and_then(|agent| self.cluster.fence(agent)));
+        self.finished.push(Finished { op, by, outcome, at: self.clock.wall() });
     }
 }

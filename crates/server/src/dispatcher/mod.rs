@@ -1,13 +1,18 @@
 //! The single writer of ops.
 //!
-//! The dispatcher knows every open op and every connected agent. On each input (a new task, a connection, a
-//! report, a deadline) it asks [`dispatch::decide`](procfleet_core::dispatch::decide) about the affected ops
-//! and acts: hand the op to a session, wait, or write the outcome. It loads its ops from the store, so a
-//! start after a crash runs the same code.
+//! The dispatcher knows every open op that this server decides about and every agent that is connected here.
+//! On each input (a new task, a connection, a report, a deadline) it asks
+//! [`dispatch::decide`](procfleet_core::dispatch::decide) about the affected ops and acts: hand the op to a
+//! session, wait, or write the outcome. It loads its ops from the store, so a start after a crash runs the
+//! same code.
 //!
 //! Outcomes are written in batches, one transaction each, and acknowledged only after the commit. If the
 //! store refuses a batch, the batch is kept and tried again; agents repeat reports that were not
 //! acknowledged.
+//!
+//! Servers that share a store divide the ops by agents: an op is decided by the server that holds its agent's
+//! last session, or, if that server is dead, by the one that has the lease `unheld`. A server that has not
+//! reached the store for some seconds neither sends nor decides (`cluster.rs`).
 //!
 //! | file | idea |
 //! |---|---|
@@ -16,8 +21,10 @@
 //! | `table.rs` | the open ops and their timers |
 //! | `decide.rs` | what to do with an op that is due, and sending it |
 //! | `sessions.rs` | the connected agents |
+//! | `cluster.rs` | the other servers of the store: what they took over, what they have announced |
 //! | `commit.rs` | writing outcomes and acknowledging them |
 
+mod cluster;
 mod commit;
 mod decide;
 mod sessions;
@@ -31,12 +38,13 @@ use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::presences::{LastHeard, Presences};
 use crate::session_channel::SessionSender;
+use cluster::Cluster;
 use procfleet_core::dispatch::RESTART_GRACE;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_program::Parts;
-use procfleet_store::{Store, StoreError};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use procfleet_store::{Store, StoreError, Wake};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -50,8 +58,6 @@ const QUEUE: usize = 4_096;
 const REPORT_BYTES: usize = 32 << 20;
 /// How soon a failed write or read of the store is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often the dispatcher looks for tasks that nobody announced, where there can be any.
-const POLL: Duration = Duration::from_secs(1);
 
 /// The reason given for an agent whose host another agent has joined for.
 pub const RETIRED: &str = "was retired: another agent has joined for its host";
@@ -71,6 +77,8 @@ pub enum DispatcherMessage {
     TaskCreated(TaskId),
     /// The cancellation is in the store.
     Cancelled(TaskId),
+    /// Another server has announced something.
+    Woken(Wake),
     Connected {
         agent: AgentId,
         epoch: Epoch,
@@ -146,9 +154,10 @@ impl Dispatcher {
     ) -> Result<(Dispatcher, impl Future<Output = ()> + Send + 'static), StoreError> {
         let (messages, inbox) = mpsc::channel(QUEUE);
         let (changes, changed) = watch::channel(0);
-        let poll_at = store.has_uncertain_changes().then(|| clock.now());
+        let cluster = Cluster::of(&store);
         let mut work = Work {
             store,
+            cluster,
             clock,
             presences,
             metrics,
@@ -166,8 +175,6 @@ impl Dispatcher {
             unread: Vec::new(),
             report_permits: Vec::new(),
             retry_at: None,
-            poll_at,
-            open_at_last_poll: HashSet::new(),
         };
         work.load().await?;
         let report_bytes = Arc::new(Semaphore::new(REPORT_BYTES));

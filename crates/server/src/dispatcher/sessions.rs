@@ -2,19 +2,25 @@
 
 use super::AgentCapabilities;
 use super::work::Work;
+use crate::presences::LastHeard;
 use crate::session_channel::{CutReason, SessionSender};
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::{self, OpProgress};
 use procfleet_core::id::{AgentId, Epoch, OpId};
+use procfleet_core::rebalance;
 use procfleet_proto::link::{Cancel, Drain, Refused, server_message::Body};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
-use tracing::warn;
+use tracing::{info, warn};
 
 /// When the server stops, agents reconnect after this time plus a random part of a spread (jitter). The
 /// spread is `SPREAD_EACH` for each agent, which a server with two cores can accept, within the bounds.
 const COME_BACK: Duration = Duration::from_millis(500);
 const SPREAD_EACH: Duration = Duration::from_millis(2);
 const SPREAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+
+/// Agents that are sent away go within this time (jitter).
+const SENT_AWAY_WITHIN: Duration = Duration::from_secs(2);
 
 pub(super) struct Session {
     pub(super) epoch: Epoch,
@@ -24,8 +30,31 @@ pub(super) struct Session {
     pub(super) unconfirmed: usize,
     /// Ops beyond the window; sent as earlier ones are confirmed.
     pub(super) backlog: VecDeque<OpId>,
+    pub(super) began: BootTime,
+    /// It was asked to connect to another server.
+    pub(super) sent_away: bool,
 }
+
+/// A session that the dispatcher is told of.
+pub(super) struct NewSession {
+    pub(super) agent: AgentId,
+    pub(super) epoch: Epoch,
+    pub(super) sender: SessionSender,
+    /// Ops that are in the agent's journal.
+    pub(super) taken: Vec<OpId>,
+    pub(super) heard: LastHeard,
+    pub(super) capabilities: AgentCapabilities,
+}
+
 impl Work {
+    /// Registers a session whose ops are in the table.
+    pub(super) fn admit(&mut self, session: NewSession) {
+        let NewSession { agent, epoch, sender, taken, heard, capabilities } = session;
+        if self.connected(agent.clone(), epoch, sender, taken, capabilities) {
+            self.presences.insert(agent, heard);
+        }
+    }
+
     /// Registers a session. False: the session was refused.
     pub(super) fn connected(
         &mut self,
@@ -50,11 +79,20 @@ impl Work {
             // These ops ended while the agent was away; the agent must not begin them now.
             let _ = sender.try_send(Body::Cancel(Cancel { ops: ended }));
         }
-        let session = Session { epoch, sender, capabilities, unconfirmed: 0, backlog: VecDeque::new() };
+        let session = Session {
+            epoch,
+            sender,
+            capabilities,
+            unconfirmed: 0,
+            backlog: VecDeque::new(),
+            began: self.clock.now(),
+            sent_away: false,
+        };
         if let Some(older) = self.sessions.insert(agent.clone(), session) {
             older.sender.cut(CutReason::Replaced);
         }
         self.back_by.remove(&agent);
+        self.cluster.epochs.insert(agent.clone(), epoch);
         for op in taken {
             if let Some(entry) = self.ops.get_mut(&op).filter(|entry| entry.agent.as_ref() == Some(&agent)) {
                 entry.open.progress = OpProgress::Taken(epoch);
@@ -110,17 +148,48 @@ impl Work {
         }
     }
 
-    /// Asks all agents to reconnect later.
+    /// Asks so many agents to connect to another server, those without ops under way first. Sessions that
+    /// have just begun stay for a while: an agent that knows no other server comes back at once.
+    pub(super) fn send_away(&mut self, count: usize) {
+        let now = self.clock.now();
+        let is_settled =
+            |session: &Session| !session.sent_away && now.since(session.began) >= rebalance::SETTLED;
+        let mut agents: Vec<(usize, &AgentId)> = self
+            .sessions
+            .iter()
+            .filter(|(_, session)| is_settled(session))
+            .map(|(agent, _)| (self.by_agent.get(agent).map_or(0, BTreeSet::len), agent))
+            .collect();
+        agents.sort_unstable();
+        let chosen: Vec<AgentId> = agents.into_iter().take(count).map(|(_, agent)| agent.clone()).collect();
+        if !chosen.is_empty() {
+            info!(agents = chosen.len(), "agents are asked to connect to another server");
+        }
+        for agent in chosen {
+            if let Some(session) = self.sessions.get_mut(&agent) {
+                session.sent_away = true;
+                let drain = Drain { after_ms: 0, spread_ms: millis(SENT_AWAY_WITHIN), elsewhere: true };
+                let _ = session.sender.try_send(Body::Drain(drain));
+            }
+        }
+    }
+
+    /// Asks all agents to reconnect later, or to connect to another server, if there is one.
     pub(super) fn leave(&mut self) {
         let sessions = u32::try_from(self.sessions.len()).unwrap_or(u32::MAX);
         let spread = SPREAD_EACH.saturating_mul(sessions).clamp(SPREAD.0, SPREAD.1);
-        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        let drain = Drain { after_ms: millis(COME_BACK), spread_ms: millis(spread) };
+        let elsewhere = self.cluster.has_takers();
+        let after_ms = if elsewhere { 0 } else { millis(COME_BACK) };
+        let drain = Drain { after_ms, spread_ms: millis(spread), elsewhere };
         for session in self.sessions.values() {
             let _ = session.sender.try_send(Body::Drain(drain.clone()));
         }
         self.sessions.clear();
     }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn refusal(agent: &AgentId, reason: &str) -> Body {

@@ -1,7 +1,7 @@
 //! The table of open ops and their timers.
 
 use super::work::Work;
-use super::{POLL, RETIRED, RETRY, revoked};
+use super::{RETIRED, RETRY, revoked};
 use crate::backlog::Load;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::{Cancelling, OpProgress, OpenOp};
@@ -9,9 +9,8 @@ use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey, TaskId};
 use procfleet_core::spec::Spec;
 use procfleet_failpoint::{Point, hit};
-use procfleet_store::clock::ClockReading;
-use procfleet_store::{OpenOpRow, StoreError};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use procfleet_store::{Dismissal, OpScope, OpenOpRow, SentBefore, StoreError};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tracing::{error, info};
 
@@ -34,45 +33,28 @@ pub(super) struct Entry {
 }
 
 impl Work {
+    /// Loads the ops that were open when the server started.
     pub(super) async fn load(&mut self) -> Result<(), StoreError> {
-        let open = self.store.open_ops().await?;
-        let mut present_until = HashMap::new();
-        for agent in self.store.all_agents().await? {
-            // `None`: connected until the last server process ended.
-            let gone = ClockReading { wall: agent.changed_at, mark: agent.changed_mark };
-            present_until.insert(agent.agent.clone(), (!agent.connected).then_some(gone));
-            if let Some(revocation) = agent.revoked {
-                self.dismissed.insert(agent.agent, revoked(&revocation.why));
+        let open = self.store.open_ops(OpScope::All).await?;
+        // A server of its own store has accepted all of them. With other servers, each bounds what it
+        // accepts.
+        if !self.cluster.is_shared() {
+            let mut specs: HashMap<TaskId, BTreeMap<*const Spec, usize>> = HashMap::new();
+            for row in &open {
+                let sizes = specs.entry(row.op.task).or_default();
+                if let Some(spec) = &row.spec {
+                    sizes.entry(Arc::as_ptr(spec)).or_insert_with(|| text_of(spec).len());
+                }
             }
-        }
-        for agent in open.iter().filter_map(|row| row.agent.as_ref()) {
-            if !present_until.contains_key(agent) {
-                self.dismissed.insert(agent.clone(), RETIRED.to_owned());
+            for (task, ops) in count_by_task(&open) {
+                let bytes = specs.get(&task).map_or(0, |sizes| sizes.values().sum());
+                self.backlog.restore(task, Load { ops, bytes });
             }
-        }
-        let mut specs: HashMap<TaskId, BTreeMap<*const Spec, usize>> = HashMap::new();
-        for row in &open {
-            let sizes = specs.entry(row.op.task).or_default();
-            if let Some(spec) = &row.spec {
-                sizes.entry(Arc::as_ptr(spec)).or_insert_with(|| text_of(spec).len());
-            }
-        }
-        for (task, ops) in count_by_task(&open) {
-            let bytes = specs.get(&task).map_or(0, |sizes| sizes.values().sum());
-            self.backlog.restore(task, Load { ops, bytes });
         }
         if !open.is_empty() {
             info!(ops = open.len(), "open ops resumed from the store");
         }
-        // The store does not know which ops were sent. An agent that was connected after the op was accepted
-        // may have it, and even its outcome, so only the agent's report or the deadline ends the op.
-        self.add(open, |row| {
-            let until = row.agent.as_ref().and_then(|agent| present_until.get(agent));
-            match until.is_some_and(|until| until.is_none_or(|gone| !gone.is_before(row.accepted))) {
-                true => OpProgress::Sent(NO_SESSION),
-                false => OpProgress::Waiting,
-            }
-        });
+        self.add_new(open);
         Ok(())
     }
 
@@ -81,12 +63,16 @@ impl Work {
         if self.unread.is_empty() {
             return;
         }
-        match self.store.tasks_ops(self.unread.clone()).await {
+        match self.store.open_ops(OpScope::Tasks(self.unread.clone())).await {
             Ok(rows) => {
                 hit(Point::ServerDispatcherRead);
                 let open = count_by_task(&rows);
                 for task in std::mem::take(&mut self.unread) {
-                    self.backlog.opened(task, open.get(&task).copied().unwrap_or_default());
+                    match self.cluster.is_shared() {
+                        // Other servers have some of its ops; the next look tells how many are open.
+                        true => self.cluster.learn(task),
+                        false => self.backlog.opened(task, open.get(&task).copied().unwrap_or_default()),
+                    }
                 }
                 self.add_new(rows);
             }
@@ -95,47 +81,28 @@ impl Work {
                 error!(
                     tasks,
                     error = &error as &dyn std::error::Error,
-                    "reading new tasks from the store failed; their ops wait and the read is tried again every second. If this goes on, check the disk of the data folder"
+                    "reading new tasks from the store failed; their ops wait and the read is tried again every second. If this goes on, check the store"
                 );
                 self.retry_at = Some(self.clock.now() + RETRY);
             }
         }
     }
 
-    /// Looks for tasks that were stored though their caller got an error, because the connection to the
-    /// database ended at that moment: nobody has announced them. A task is taken when it is open at two looks
-    /// in a row and none of its ops is known.
-    pub(super) async fn poll(&mut self) {
-        if self.poll_at.is_none_or(|at| self.clock.now() < at) {
-            return;
-        }
-        self.poll_at = Some(self.clock.now() + POLL);
-        // The next look finds the same; the error is logged by those who need an answer now.
-        let Ok(open) = self.store.open_tasks().await else { return };
-        let open: HashSet<TaskId> = open.into_iter().collect();
-        let last = std::mem::replace(&mut self.open_at_last_poll, open);
-        let mut unknown: HashSet<TaskId> = self.open_at_last_poll.intersection(&last).copied().collect();
-        for op in self.ops.keys() {
-            unknown.remove(&op.task);
-        }
-        if unknown.is_empty() {
-            return;
-        }
-        info!(tasks = unknown.len(), "tasks found that were stored while the database was away");
-        let Ok(rows) = self.store.tasks_ops(unknown.into_iter().collect()).await else { return };
-        for (task, ops) in count_by_task(&rows) {
-            self.backlog.restore(task, Load { ops, bytes: 0 });
-        }
-        self.add_new(rows);
-    }
-
     /// Adds ops that are not in the table yet.
-    fn add_new(&mut self, mut rows: Vec<OpenOpRow>) {
+    pub(super) fn add_new(&mut self, mut rows: Vec<OpenOpRow>) {
         rows.retain(|row| !self.ops.contains_key(&row.op));
-        self.add(rows, |_| OpProgress::Waiting);
+        for row in &rows {
+            if let (Some(agent), Some(dismissal)) = (&row.agent, &row.dismissal) {
+                self.dismissed.insert(agent.clone(), reason_of(dismissal));
+            }
+            if let (Some(agent), Some(epoch)) = (&row.agent, row.epoch) {
+                self.cluster.saw_epoch(agent, epoch);
+            }
+        }
+        self.add(rows);
     }
 
-    pub(super) fn add(&mut self, rows: Vec<OpenOpRow>, progress: impl Fn(&OpenOpRow) -> OpProgress) {
+    fn add(&mut self, rows: Vec<OpenOpRow>) {
         // One copy of the spec for each request, shared by all of its targets.
         let mut texts: HashMap<*const Spec, Arc<[u8]>> = HashMap::new();
         for row in rows {
@@ -151,7 +118,12 @@ impl Work {
                 accepted: self.clock.moment_of(row.accepted.wall, row.accepted),
                 start_by: self.clock.moment_of(row.start_by, row.accepted),
                 deadline: self.clock.moment_of(row.deadline, row.accepted),
-                progress: progress(&row),
+                // An agent that may have the op may even have its outcome, so only the agent's report or the
+                // deadline ends it.
+                progress: match row.sent {
+                    SentBefore::No => OpProgress::Waiting,
+                    SentBefore::Maybe => OpProgress::Sent(NO_SESSION),
+                },
             };
             let target = row.target.to_string();
             let cancelling = row.cancelled.then_some(Cancelling::Due);
@@ -174,6 +146,9 @@ impl Work {
             ops.remove(&op);
             if ops.is_empty() {
                 self.by_agent.remove(&agent);
+                if !self.sessions.contains_key(&agent) {
+                    self.cluster.epochs.remove(&agent);
+                }
             }
         }
         // The op will not be confirmed any longer, so it does not count as unconfirmed.
@@ -196,7 +171,9 @@ impl Work {
     /// When the next timer or retry is due.
     pub(super) fn wake_at(&self) -> Option<BootTime> {
         let timer = self.timers.first().map(|(moment, _)| *moment);
-        timer.into_iter().chain(self.retry_at).chain(self.poll_at).min()
+        let held_back = (!self.cluster.holds()).then(|| self.clock.now() + RETRY);
+        let timer = if held_back.is_some() { held_back } else { timer };
+        timer.into_iter().chain(self.retry_at).chain(self.cluster.poll_at).min()
     }
 
     /// Lets all open ops of the agent be decided.
@@ -211,6 +188,14 @@ fn count_by_task(rows: &[OpenOpRow]) -> HashMap<TaskId, usize> {
         *ops.entry(row.op.task).or_default() += 1;
     }
     ops
+}
+
+/// Continues the text "its agent".
+pub(super) fn reason_of(dismissal: &Dismissal) -> String {
+    match dismissal {
+        Dismissal::Retired => RETIRED.to_owned(),
+        Dismissal::Revoked(why) => revoked(why),
+    }
 }
 
 fn text_of(spec: &Spec) -> Vec<u8> {

@@ -13,7 +13,7 @@ use procfleet_core::spec::Spec;
 use procfleet_proto::link::{Ack, Cancel, server_message::Body};
 use procfleet_store::clock::{ClockMark, ClockReading, WallMs};
 use procfleet_store::{
-    CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, Replaces, RequestHead, TokenUse,
+    CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, OpScope, Replaces, RequestHead, TokenUse,
 };
 use std::future::pending;
 use tempfile::TempDir;
@@ -40,6 +40,7 @@ async fn fixture() -> Fixture {
     let token = NewToken {
         id: "t".to_owned(),
         secret_hash: SECRET,
+        ca: None,
         cloud: CloudId(0),
         business: BusinessId::DEFAULT,
         created_at: 0,
@@ -150,7 +151,11 @@ impl Fixture {
 
     async fn connect_heard(&self, dispatcher: &Dispatcher, heard: LastHeard) -> (Epoch, SessionReceiver) {
         let wall = self.clock.wall();
-        let epoch = self.store.agent_connected(&self.agent, "0.1.0", "null", wall).await.expect("connected");
+        let epoch = self
+            .store
+            .agent_connected(&self.agent, "0.1.0", "null", wall, Epoch(0))
+            .await
+            .expect("connected");
         let (sender, orders, _) = SessionSender::for_session();
         let message = DispatcherMessage::Connected {
             agent: self.agent.clone(),
@@ -167,7 +172,14 @@ impl Fixture {
     async fn wait_until_ended(&self, dispatcher: &Dispatcher, task: TaskId) {
         let mut changed = dispatcher.changed();
         let ended = async {
-            while self.store.open_ops().await.expect("no error").iter().any(|row| row.op.task == task) {
+            while self
+                .store
+                .open_ops(OpScope::All)
+                .await
+                .expect("no error")
+                .iter()
+                .any(|row| row.op.task == task)
+            {
                 changed.changed().await.expect("the dispatcher goes on");
             }
         };
@@ -188,7 +200,11 @@ async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
     for orderly in [false, true] {
         let fixture = fixture().await;
         let began = fixture.clock.wall() - 100_000;
-        let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", began).await.expect("on");
+        let epoch = fixture
+            .store
+            .agent_connected(&fixture.agent, "0.1.0", "null", began, Epoch(0))
+            .await
+            .expect("on");
         let ops = fixture.task(1, 90_000, -30_000, 60_000).await;
         if orderly {
             let gone = fixture.ago(80_000, 0);
@@ -212,7 +228,11 @@ async fn a_wall_clock_that_was_set_ends_nothing_and_keeps_nothing_open() {
     for ahead in [-HOUR, HOUR] {
         let fixture = fixture().await;
         let began = fixture.clock.wall() - 100_000;
-        let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", began).await.expect("on");
+        let epoch = fixture
+            .store
+            .agent_connected(&fixture.agent, "0.1.0", "null", began, Epoch(0))
+            .await
+            .expect("on");
         let open = fixture.task_with(1, 90_000, -30_000, 60_000, ahead).await;
         let overdue = fixture.task_with(1, 90_000, -30_000, -1_000, ahead).await;
         // The clock was set after the op was sent and before the agent left: by wall time it left first, or
@@ -322,8 +342,11 @@ async fn an_agent_that_reconnects_gets_a_cancel_for_its_ops_that_have_ended() {
     cancel(&fixture, &dispatcher, ops[0].task).await;
     fixture.wait_until_ended(&dispatcher, ops[0].task).await;
     let wall = fixture.clock.wall();
-    let epoch =
-        fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("connected");
+    let epoch = fixture
+        .store
+        .agent_connected(&fixture.agent, "0.1.0", "null", wall, Epoch(0))
+        .await
+        .expect("connected");
     let (sender, mut orders, _cut) = SessionSender::for_session();
     let agent = fixture.agent.clone();
     dispatcher
@@ -419,7 +442,8 @@ async fn an_agent_that_does_not_read_is_cut_and_gets_all_ops_after_it_reconnects
     let fixture = fixture().await;
     let dispatcher = fixture.dispatcher().await;
     let wall = fixture.clock.wall();
-    let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("on");
+    let epoch =
+        fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall, Epoch(0)).await.expect("on");
     let (sender, orders, cut) = SessionSender::for_session();
     while sender.try_send(Body::Ack(Ack::default())).is_ok() {}
     let message = DispatcherMessage::Connected {
@@ -488,7 +512,7 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
     dispatcher.report(&liar, Epoch(1), vec![(ops[0], Some(outcome))], 100).await;
     let reason = tokio::time::timeout(PATIENCE, cut.during(pending::<()>())).await.expect("it is cut");
     assert_eq!(reason, Err(CutReason::NotItsOwn));
-    let open = fixture.store.open_ops().await.expect("no error");
+    let open = fixture.store.open_ops(OpScope::All).await.expect("no error");
     assert_eq!(open.len(), 1, "the op is as open as before");
 }
 
@@ -498,8 +522,11 @@ async fn a_change_of_single_fields_is_not_sent_to_an_agent_that_cannot() {
     let fixture = fixture().await;
     let dispatcher = fixture.dispatcher().await;
     let wall = fixture.clock.wall();
-    let epoch =
-        fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall).await.expect("connected");
+    let epoch = fixture
+        .store
+        .agent_connected(&fixture.agent, "0.1.0", "null", wall, Epoch(0))
+        .await
+        .expect("connected");
     let (sender, mut orders, _cut) = SessionSender::for_session();
     let (agent, capabilities) =
         (fixture.agent.clone(), AgentCapabilities { changes: false, ..ALL_CAPABILITIES });

@@ -1,8 +1,9 @@
 //! The dispatcher's loop: takes messages, then decides and commits until nothing is due.
 
 use super::DispatcherMessage;
+use super::cluster::Cluster;
 use super::commit::BATCH;
-use super::sessions::Session;
+use super::sessions::{NewSession, Session};
 use super::table::Entry;
 use crate::backlog::Backlog;
 use crate::clock::Clock;
@@ -11,8 +12,8 @@ use crate::presences::Presences;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::Cancelling;
 use procfleet_core::id::{AgentId, OpId, TaskId};
-use procfleet_store::{Finished, Store};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use procfleet_store::{Finished, Store, Wake};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
@@ -25,6 +26,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 pub(super) struct Work {
     pub(super) store: Store,
+    pub(super) cluster: Cluster,
     pub(super) clock: Clock,
     pub(super) presences: Presences,
     pub(super) metrics: Arc<Metrics>,
@@ -51,10 +53,6 @@ pub(super) struct Work {
     /// Released when the reports that they belong to are written.
     pub(super) report_permits: Vec<OwnedSemaphorePermit>,
     pub(super) retry_at: Option<BootTime>,
-    /// When to look for tasks that nobody announced. `None`: there cannot be any.
-    pub(super) poll_at: Option<BootTime>,
-    /// The tasks that were open at the last look.
-    pub(super) open_at_last_poll: HashSet<TaskId>,
 }
 
 impl Work {
@@ -69,6 +67,7 @@ impl Work {
                 // Messages first: an outcome that has arrived in time must win over its deadline.
                 biased;
                 count = inbox.recv_many(&mut messages, BATCH) => if count == 0 { return },
+                () = self.cluster.changed() => {}
                 () = sleep_until(wake) => {}
             }
             let mut stop = None;
@@ -80,8 +79,8 @@ impl Work {
             }
             if self.retry_at.is_none_or(|at| self.clock.now() >= at) {
                 self.retry_at = None;
+                self.follow_cluster().await;
                 self.read_tasks().await;
-                self.poll().await;
             }
             self.settle().await;
             if let Some(done) = stop {
@@ -94,24 +93,33 @@ impl Work {
 
     pub(super) fn take(&mut self, message: DispatcherMessage) {
         match message {
-            DispatcherMessage::TaskCreated(task) => self.unread.push(task),
-            DispatcherMessage::Cancelled(task) => {
-                for (op, entry) in self.ops.iter_mut().filter(|(op, _)| op.task == task) {
-                    entry.cancelling.get_or_insert(Cancelling::Due);
-                    self.dirty.insert(*op);
-                }
+            DispatcherMessage::TaskCreated(task) => {
+                self.cluster.announce(Wake::Task(task));
+                self.unread.push(task);
             }
+            DispatcherMessage::Cancelled(task) => {
+                self.cluster.announce(Wake::Cancelled);
+                self.cancelled(task);
+            }
+            DispatcherMessage::Woken(wake) => self.woken(wake),
             DispatcherMessage::Connected { agent, epoch, sender, taken, heard, capabilities } => {
-                if self.connected(agent.clone(), epoch, sender, taken, capabilities) {
-                    self.presences.insert(agent, heard);
+                let session = NewSession { agent, epoch, sender, taken, heard, capabilities };
+                match self.cluster.is_shared() {
+                    // Its ops are read from the store first.
+                    true => self.cluster.connecting.push(session),
+                    false => self.admit(session),
                 }
             }
             DispatcherMessage::Gone { agent, epoch } => {
+                self.cluster.connecting.retain(|session| session.agent != agent || session.epoch != epoch);
                 if self.sessions.get(&agent).is_some_and(|session| session.epoch == epoch) {
                     self.gone(&agent);
                 }
             }
-            DispatcherMessage::Dismissed { agent, reason } => self.dismiss(agent, reason),
+            DispatcherMessage::Dismissed { agent, reason } => {
+                self.cluster.announce(Wake::Dismissed);
+                self.dismiss(agent, reason);
+            }
             DispatcherMessage::Reports { agent, epoch, reports, permit } => {
                 self.report_permits.extend(permit);
                 for (op, outcome) in reports {
@@ -122,17 +130,29 @@ impl Work {
         }
     }
 
+    /// The task was cancelled.
+    pub(super) fn cancelled(&mut self, task: TaskId) {
+        for (op, entry) in self.ops.iter_mut().filter(|(op, _)| op.task == task) {
+            entry.cancelling.get_or_insert(Cancelling::Due);
+            self.dirty.insert(*op);
+        }
+    }
+
     /// Decides about every op that is due, until no decision causes another.
     pub(super) async fn settle(&mut self) {
         loop {
-            self.decide_due();
+            let may_act = self.cluster.holds();
+            if may_act {
+                self.decide_due();
+            }
             self.commit().await;
             // An op that ended may let another be sent.
-            if self.dirty.is_empty() {
+            if self.dirty.is_empty() || !may_act {
                 break;
             }
         }
         self.metrics.open_ops.set(i64::try_from(self.ops.len()).unwrap_or(i64::MAX));
+        self.cluster.set_load(self.sessions.len(), self.ops.len());
         self.shrink();
     }
 

@@ -1,12 +1,12 @@
-//! The part of procfleet's own API that is for administrators: apps, users, tokens, businesses, the audit
-//! trail.
+//! The part of procfleet's own API that is for administrators: apps, users, tokens, businesses, servers, the
+//! audit trail.
 
 use super::call::Call;
 use super::error::CallError;
 use super::routes::{Acting, Routes};
 use crate::usecase::ca::{self, Force};
 use crate::usecase::support::access;
-use crate::usecase::{Page, agents, apps, audit, businesses, tokens, users, webhooks};
+use crate::usecase::{Page, agents, apps, audit, businesses, servers, tokens, users, webhooks};
 use procfleet_proto::http::events::WebhookRow;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::manage;
@@ -14,6 +14,7 @@ use procfleet_proto::http::native::{
     AgentRow, AppSecret, AppView, AuditRow, BusinessRow, BusinessSetRow, CaView, CreatedToken, TokenRow,
 };
 use procfleet_proto::http::query::{self, AuditQuery};
+use procfleet_proto::http::servers::{self as servers_shape, ServerRow};
 use procfleet_proto::http::users::{self as users_shape, UserToken, UserView};
 use procfleet_store::AuditFilter;
 
@@ -43,6 +44,9 @@ pub(super) fn routes() -> Routes {
         .get("ca_show", "/api/v1/ca", only(show_ca))
         .post("ca_rotate", "/api/v1/ca/rotate", only(rotate_ca))
         .post("ca_retire", "/api/v1/ca/retire", only(retire_ca))
+        .post("ca_reseal", "/api/v1/ca/reseal", only(reseal_ca))
+        .get("server_list", "/api/v1/servers", only(list_servers))
+        .post("server_drain", "/api/v1/servers/drain", only(drain_server))
         .get("business_list", "/api/v1/businesses", only(list_businesses))
         .post("business_create", "/api/v1/businesses", only(create_business))
         .get("business_set_list", "/api/v1/business_sets", only(list_sets))
@@ -169,6 +173,19 @@ async fn rotate_ca(call: Call) -> Result<CaView, CallError> {
 async fn retire_ca(call: Call) -> Result<CaView, CallError> {
     let force = if manage::retire_ca(&call.body)? { Force::Yes } else { Force::No };
     Ok(ca::retire(&call.services, &call.caller, force).await?)
+}
+
+async fn reseal_ca(call: Call) -> Result<CaView, CallError> {
+    Ok(ca::reseal(&call.services, &call.caller).await?)
+}
+
+async fn list_servers(call: Call) -> Result<Vec<ServerRow>, CallError> {
+    Ok(servers::list(&call.services).await?)
+}
+
+async fn drain_server(call: Call) -> Result<Vec<ServerRow>, CallError> {
+    let wanted = servers_shape::drain_server(&call.body)?;
+    Ok(servers::drain(&call.services, &call.caller, wanted).await?)
 }
 
 async fn list_businesses(call: Call) -> Result<Vec<BusinessRow>, CallError> {

@@ -31,16 +31,22 @@ pub(super) struct ConnectionLimiter {
 #[derive(Debug, Default)]
 struct Slots {
     next: u64,
-    by_number: BTreeMap<u64, Arc<Slot>>,
+    by_number: BTreeMap<u64, TakenSlot>,
     /// Connections without a login. The smallest number is the oldest.
     unauthenticated: HashMap<PeerNet, BTreeSet<u64>>,
     large_heads: HashMap<PeerNet, BTreeSet<u64>>,
 }
 
 #[derive(Debug)]
+struct TakenSlot {
+    /// The address that the connection counts for. It changes when the PROXY header is read.
+    net: PeerNet,
+    slot: Arc<Slot>,
+}
+
+#[derive(Debug)]
 struct Slot {
     number: u64,
-    net: PeerNet,
     has_logged_in: AtomicBool,
     has_large_head: AtomicBool,
     evicted: watch::Sender<bool>,
@@ -75,12 +81,7 @@ impl ConnectionLimiter {
 
     fn admit_now(self: &Arc<Self>, net: PeerNet) -> Option<Admitted> {
         let mut slots = self.lock();
-        if let Some(own) =
-            slots.unauthenticated.get(&net).filter(|own| own.len() >= self.most / UNAUTHENTICATED_PART)
-        {
-            let oldest = own.first().copied();
-            oldest.into_iter().for_each(|number| slots.evict(number));
-        }
+        slots.make_room_for(net, self.most);
         if slots.by_number.len() >= self.most {
             let number = slots.most_expendable()?;
             slots.evict(number);
@@ -89,12 +90,11 @@ impl ConnectionLimiter {
         slots.next += 1;
         let slot = Arc::new(Slot {
             number,
-            net,
             has_logged_in: AtomicBool::new(false),
             has_large_head: AtomicBool::new(false),
             evicted: watch::Sender::new(false),
         });
-        slots.by_number.insert(number, slot.clone());
+        slots.by_number.insert(number, TakenSlot { net, slot: slot.clone() });
         slots.unauthenticated.entry(net).or_default().insert(number);
         Some(Admitted(ConnectionInfo { slot, limiter: self.clone() }))
     }
@@ -105,6 +105,18 @@ impl ConnectionLimiter {
 }
 
 impl Slots {
+    fn net(&self, number: u64) -> Option<PeerNet> {
+        self.by_number.get(&number).map(|taken| taken.net)
+    }
+
+    /// Evicts the oldest connection without a login of an address that has its quarter of all slots.
+    fn make_room_for(&mut self, net: PeerNet, most: usize) {
+        let own = self.unauthenticated.get(&net).filter(|own| own.len() >= most / UNAUTHENTICATED_PART);
+        if let Some(oldest) = own.and_then(|own| own.first().copied()) {
+            self.evict(oldest);
+        }
+    }
+
     fn most_expendable(&self) -> Option<u64> {
         // Of two addresses with the same number, the one with the older connection.
         let most =
@@ -119,9 +131,9 @@ impl Slots {
     }
 
     fn remove(&mut self, number: u64) -> Option<Arc<Slot>> {
-        let slot = self.by_number.remove(&number)?;
-        remove_from(&mut self.unauthenticated, slot.net, number);
-        remove_from(&mut self.large_heads, slot.net, number);
+        let TakenSlot { net, slot } = self.by_number.remove(&number)?;
+        remove_from(&mut self.unauthenticated, net, number);
+        remove_from(&mut self.large_heads, net, number);
         Some(slot)
     }
 }
@@ -138,6 +150,18 @@ fn remove_from(sets: &mut HashMap<PeerNet, BTreeSet<u64>>, net: PeerNet, number:
 impl Admitted {
     pub(super) fn connection(&self) -> ConnectionInfo {
         self.0.clone()
+    }
+
+    /// Counts the connection for the address behind a proxy instead of the proxy's. No login has been checked
+    /// yet, and no head been read.
+    pub(super) fn is_from(&self, net: PeerNet) {
+        let ConnectionInfo { slot, limiter } = &self.0;
+        let mut slots = limiter.lock();
+        let Some(before) = slots.net(slot.number).filter(|before| *before != net) else { return };
+        slots.make_room_for(net, limiter.most);
+        remove_from(&mut slots.unauthenticated, before, slot.number);
+        slots.unauthenticated.entry(net).or_default().insert(slot.number);
+        slots.by_number.insert(slot.number, TakenSlot { net, slot: slot.clone() });
     }
 
     /// Returns when another peer has taken the slot.
@@ -160,7 +184,10 @@ impl Drop for Admitted {
 impl ConnectionInfo {
     pub(super) fn logged_in(&self) {
         if !self.slot.has_logged_in.swap(true, Ordering::Relaxed) {
-            remove_from(&mut self.limiter.lock().unauthenticated, self.slot.net, self.slot.number);
+            let mut slots = self.limiter.lock();
+            if let Some(net) = slots.net(self.slot.number) {
+                remove_from(&mut slots.unauthenticated, net, self.slot.number);
+            }
         }
     }
 
@@ -168,8 +195,8 @@ impl ConnectionInfo {
     pub(super) fn login_refused(&self) {
         if self.slot.has_logged_in.swap(false, Ordering::Relaxed) {
             let mut slots = self.limiter.lock();
-            if slots.by_number.contains_key(&self.slot.number) {
-                slots.unauthenticated.entry(self.slot.net).or_default().insert(self.slot.number);
+            if let Some(net) = slots.net(self.slot.number) {
+                slots.unauthenticated.entry(net).or_default().insert(self.slot.number);
             }
         }
     }
@@ -180,11 +207,11 @@ impl ConnectionInfo {
         if self.slot.has_large_head.load(Ordering::Relaxed) {
             return true;
         }
-        let (mut slots, net) = (self.limiter.lock(), self.slot.net);
+        let mut slots = self.limiter.lock();
+        let Some(net) = slots.net(self.slot.number) else { return false };
         let all: usize = slots.large_heads.values().map(BTreeSet::len).sum();
         let own = slots.large_heads.get(&net).map_or(0, BTreeSet::len);
-        if all >= LARGE_HEADS || own >= LARGE_HEADS_OF_ONE || !slots.by_number.contains_key(&self.slot.number)
-        {
+        if all >= LARGE_HEADS || own >= LARGE_HEADS_OF_ONE {
             return false;
         }
         slots.large_heads.entry(net).or_default().insert(self.slot.number);
@@ -195,7 +222,10 @@ impl ConnectionInfo {
     /// The head is complete, and its call is answered.
     pub(super) fn head_ended(&self) {
         if self.slot.has_large_head.swap(false, Ordering::Relaxed) {
-            remove_from(&mut self.limiter.lock().large_heads, self.slot.net, self.slot.number);
+            let mut slots = self.limiter.lock();
+            if let Some(net) = slots.net(self.slot.number) {
+                remove_from(&mut slots.large_heads, net, self.slot.number);
+            }
         }
     }
 }
@@ -271,6 +301,42 @@ mod tests {
         known[0].connection().login_refused();
         limiter.admit(net("10.0.0.5")).await;
         assert!(is_evicted(&known[0]).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_counts_for_the_address_behind_a_proxy() {
+        let limiter = ConnectionLimiter::new(12);
+        // More than the quarter of one address, of which each has read its header before the next comes.
+        let mut many = Vec::new();
+        for last in 0..8 {
+            let admitted = limiter.admit(net("10.0.0.9")).await;
+            admitted.is_from(net(&format!("192.0.2.{last}")));
+            many.push(admitted);
+        }
+        for admitted in &many {
+            assert!(!is_evicted(admitted).await, "the proxy's address has no quarter to share");
+        }
+        // One address behind the proxy has its quarter, the same as without a proxy.
+        let own = admit_many(&limiter, "10.0.0.9", 3).await;
+        own.iter().for_each(|admitted| admitted.is_from(net("192.0.2.99")));
+        let fourth = limiter.admit(net("10.0.0.9")).await;
+        fourth.is_from(net("192.0.2.99"));
+        assert!(is_evicted(&own[0]).await && !is_evicted(&own[1]).await && !is_evicted(&many[0]).await);
+        fourth.connection().logged_in();
+        assert_eq!(limiter.lock().unauthenticated[&net("192.0.2.99")].len(), 2);
+        assert!(fourth.connection().admits_large_head());
+        assert_eq!(limiter.lock().large_heads[&net("192.0.2.99")].len(), 1);
+        // A header that comes after the eviction changes nothing.
+        own[0].is_from(net("192.0.2.5"));
+        drop(many);
+        // Connections that send no header count for the proxy.
+        let silent = admit_many(&limiter, "10.0.0.9", 4).await;
+        assert!(is_evicted(&silent[0]).await && !is_evicted(&silent[1]).await);
+        drop((own, fourth, silent));
+        let slots = limiter.lock();
+        assert!(
+            slots.by_number.is_empty() && slots.unauthenticated.is_empty() && slots.large_heads.is_empty()
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,14 +3,17 @@
 //! File descriptors are shared with the agents' link and the store. Callers that hold connections without
 //! using them, by mistake or on purpose, must not exhaust RLIMIT_NOFILE.
 
-use super::connections::ConnectionLimiter;
+use super::connections::{Admitted, ConnectionLimiter};
 use super::requests::{self, Answerer};
 use super::tls::ApiTls;
 use crate::handshake;
+use crate::metrics::ServerPort;
 use crate::peer::PeerNet;
+use crate::proxies::TrustedProxies;
 use axum::Router;
 use procfleet_program::panics;
 use rustix::process::{Resource, getrlimit};
+use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -24,11 +27,13 @@ use tracing::{debug, warn};
 const CONNECTIONS: u64 = 4_096;
 /// Time limit of a TLS handshake. Until it is done, the peer counts as one without a login.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+
 /// Serves connections until told to stop; returns when the last one has ended.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
     tls: Option<ApiTls>,
+    proxies: TrustedProxies,
     mut stop: watch::Receiver<bool>,
 ) {
     let limiter = ConnectionLimiter::new(most_connections());
@@ -56,11 +61,13 @@ pub(crate) async fn serve(
             _ = stop.wait_for(|stop| *stop) => break,
             admitted = limiter.admit(PeerNet::from(from.ip())) => admitted,
         };
-        let answerer = Answerer { router: router.clone(), from, connection: admitted.connection() };
+        let (router, proxies) = (router.clone(), proxies.clone());
         let (acceptor, stop) = (tls.as_ref().map(|tls| tls.acceptor().clone()), stop.clone());
         connections.spawn(panics::contain(async move {
             // Answers are written in one piece: Nagle's algorithm would only delay them.
             let _ = stream.set_nodelay(true);
+            let Some((stream, from)) = find_origin(stream, from, &proxies, &admitted).await else { return };
+            let answerer = Answerer { router, from, connection: admitted.connection() };
             tokio::select! {
                 biased;
                 () = admitted.evicted() => debug!(%from, "a connection without a login was evicted for another"),
@@ -77,6 +84,25 @@ pub(crate) async fn serve(
 fn most_connections() -> usize {
     let half = getrlimit(Resource::Nofile).current.map_or(CONNECTIONS, |most| most / 2);
     usize::try_from(half.clamp(16, CONNECTIONS)).unwrap_or(16)
+}
+
+/// Reads the PROXY header where one is due. From here on, the address that it names is the peer's.
+async fn find_origin(
+    mut stream: TcpStream,
+    from: SocketAddr,
+    proxies: &TrustedProxies,
+    admitted: &Admitted,
+) -> Option<(TcpStream, SocketAddr)> {
+    let origin = tokio::select! {
+        biased;
+        () = admitted.evicted() => {
+            debug!(%from, "a proxy's connection without a header was evicted for another");
+            return None;
+        }
+        origin = proxies.origin(&mut stream, from, ServerPort::Api) => origin?,
+    };
+    admitted.is_from(PeerNet::from(origin.address.ip()));
+    Some((stream, origin.address))
 }
 
 async fn serve_connection(

@@ -137,7 +137,7 @@ impl ApiTls {
         mut stop: watch::Receiver<bool>,
         changed: impl Fn([u8; 32]),
     ) -> impl Future<Output = ()> {
-        let mut wake = Wake::of(&self.source, self.seen.clone());
+        let mut wake = ReloadCause::of(&self.source, self.seen.clone());
         async move {
             loop {
                 tokio::select! {
@@ -163,7 +163,7 @@ impl ApiTls {
 }
 
 /// Waits for a reason to load again.
-enum Wake {
+enum ReloadCause {
     Files { seen: Option<Vec<Seen>>, hangup: Option<tokio::signal::unix::Signal> },
     Ca(watch::Receiver<u64>),
 }
@@ -171,24 +171,24 @@ enum Wake {
 /// Metadata of a file: device, inode, mtime and size.
 type Seen = (u64, u64, i64, i64, u64);
 
-impl Wake {
-    fn of(source: &CertificateSource, seen: Option<Vec<Seen>>) -> Wake {
+impl ReloadCause {
+    fn of(source: &CertificateSource, seen: Option<Vec<Seen>>) -> ReloadCause {
         match source {
             CertificateSource::Files { .. } => {
-                Wake::Files { seen, hangup: signal(SignalKind::hangup()).ok() }
+                ReloadCause::Files { seen, hangup: signal(SignalKind::hangup()).ok() }
             }
-            CertificateSource::BuiltIn { ca, .. } => Wake::Ca(ca.changes()),
+            CertificateSource::BuiltIn { ca, .. } => ReloadCause::Ca(ca.changes()),
         }
     }
 
     async fn next(&mut self, source: &CertificateSource) {
         match self {
-            Wake::Ca(changes) => {
+            ReloadCause::Ca(changes) => {
                 if changes.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
             }
-            Wake::Files { seen, hangup } => loop {
+            ReloadCause::Files { seen, hangup } => loop {
                 let signalled = async {
                     match hangup {
                         Some(hangup) => _ = hangup.recv().await,

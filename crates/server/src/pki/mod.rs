@@ -1,7 +1,8 @@
 //! The built-in CA: created on the first start, it signs the link's own certificate and the certificate of
 //! each agent.
 //!
-//! Keys are PEM files in the data folder, readable by the owner only. Agents check the name in the server's
+//! With the embedded store, keys are PEM files in the data folder, readable by the owner only. With a store
+//! that several servers use, they are in the store, sealed. Agents check the name in the server's
 //! certificate, not its address, so a server may move.
 //!
 //! A CA that is to be replaced gets a successor. From then on both are trusted: the successor signs agents'
@@ -9,15 +10,22 @@
 //! knows no other. An agent with a certificate of the successor trusts both. When all agents have one, the
 //! old CA is retired, and the server presents a certificate of the successor.
 //!
-//! The store decides which CA and which successor are valid ([`CaPins`]); the key files follow. `ca_change`
-//! makes the changes, and [`Ca::open`] repairs the files after a crash between a file and the commit.
+//! The store decides which CA and which successor are valid ([`CaPins`]). `ca_change` makes the changes and
+//! follows those of other servers. Key files follow the store, and [`Ca::open`] repairs them after a crash
+//! between a file and the commit.
 
 mod authority;
 mod clients;
+mod files;
+mod keys;
 
-use authority::{Authority, AuthoritySlot};
+pub use keys::CaKeys;
+
+use crate::seal::{OpenFault, Sealer};
+use authority::Authority;
+use files::AuthoritySlot;
 use procfleet_core::id::AgentId;
-use procfleet_store::CaPins;
+use procfleet_store::{CaPins, SealedCa, Sealing};
 use rcgen::{
     CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, KeyPair,
     KeyUsagePurpose,
@@ -28,12 +36,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::sync::{Mutex, MutexGuard, Notify, watch};
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::{
     CertificateDer, CertificateSigningRequestDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName,
 };
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tracing::warn;
 
 /// The name that agents expect in the server's certificate.
 pub const SERVER_NAME: &str = "procfleet-server";
@@ -58,6 +67,14 @@ pub enum PkiError {
     Lost { path: PathBuf, hosts: u64 },
     #[error("--new-ca was given, but no CA was lost: {path} exists. Start without --new-ca")]
     NotLost { path: PathBuf },
+    #[error("opening the sealed key of CA {ca}")]
+    Sealed {
+        ca: String,
+        #[source]
+        fault: OpenFault,
+    },
+    #[error("the store has no key of CA {ca}")]
+    NotStored { ca: String },
     #[error("making or reading a certificate of the built-in CA")]
     Certificate(#[from] rcgen::Error),
     #[error("preparing TLS for the agent link")]
@@ -78,6 +95,17 @@ pub enum CaStart {
 /// A change of the CA that is prepared and not in effect yet.
 pub struct PreparedCa {
     then: CurrentCa,
+    /// The sealed keys that the store does not have yet.
+    sealing: Option<Sealing>,
+}
+
+/// Where the private keys are kept.
+#[derive(Debug)]
+enum KeyStorage {
+    /// Files in the data folder.
+    Files,
+    /// The store, sealed. The data folder has a copy of the certificate.
+    Store(Sealer),
 }
 
 /// The CA, and its successor while there is one.
@@ -85,9 +113,11 @@ pub struct Ca {
     folder: PathBuf,
     /// Lifetime of agents' certificates.
     life: Duration,
+    keys: KeyStorage,
     present: RwLock<Arc<CurrentCa>>,
     changing: Mutex<()>,
     changes: watch::Sender<u64>,
+    wake_up: Notify,
 }
 
 /// The state between two changes.
@@ -122,28 +152,44 @@ impl Ca {
         beginning: CaStart,
         decided: Option<CaPins>,
     ) -> Result<Ca, PkiError> {
-        authority::finish_interrupted_move(folder)?;
+        files::finish_interrupted_move(folder)?;
         if let Some(decided) = decided {
-            authority::follow(folder, decided)?;
+            files::follow(folder, decided)?;
         }
-        let path = authority::certificate(folder);
-        let shown = match (Authority::read(folder, AuthoritySlot::Present)?, beginning) {
+        let path = files::certificate(folder);
+        let shown = match (files::load(folder, AuthoritySlot::Present)?, beginning) {
             (Some(_), CaStart::NewCa) => return Err(PkiError::NotLost { path }),
             (Some(authority), CaStart::AfterHosts(_)) => authority,
             (None, CaStart::AfterHosts(hosts)) if hosts > 0 => return Err(PkiError::Lost { path, hosts }),
-            (None, CaStart::AfterHosts(_) | CaStart::NewCa) => {
-                Authority::make(folder, AuthoritySlot::Present)?
-            }
+            (None, CaStart::AfterHosts(_) | CaStart::NewCa) => files::make(folder, AuthoritySlot::Present)?,
         };
-        let next = Authority::read(folder, AuthoritySlot::Next)?;
+        let next = files::load(folder, AuthoritySlot::Next)?;
         let present = CurrentCa::new(Arc::new(shown), next.map(Arc::new))?;
-        Ok(Ca {
+        Ok(Ca::new(folder, life, KeyStorage::Files, present))
+    }
+
+    /// A CA whose keys are in the store, where `sealer` has sealed them.
+    pub fn of_store(folder: &Path, life: Duration, sealer: Sealer, keys: CaKeys) -> Result<Ca, PkiError> {
+        let present = keys.ready()?;
+        if let Err(error) = files::publish(folder, &present.shown.certificate) {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "the CA's certificate could not be copied to the data folder, for clients that trust it; the server goes on"
+            );
+        }
+        Ok(Ca::new(folder, life, KeyStorage::Store(sealer), present))
+    }
+
+    fn new(folder: &Path, life: Duration, keys: KeyStorage, present: CurrentCa) -> Ca {
+        Ca {
             folder: folder.to_owned(),
             life,
+            keys,
             present: RwLock::new(Arc::new(present)),
             changing: Mutex::new(()),
             changes: watch::Sender::new(0),
-        })
+            wake_up: Notify::new(),
+        }
     }
 
     fn present(&self) -> Arc<CurrentCa> {
@@ -192,32 +238,76 @@ impl Ca {
         self.changing.lock().await
     }
 
-    /// Writes the files of a successor, which is not used before [`Ca::adopt`]. `None`: there is one already.
+    /// Another server may have changed the CA: look at the store now. Carries no data.
+    pub fn wake(&self) {
+        self.wake_up.notify_one();
+    }
+
+    /// Returns after [`Ca::wake`]. For one waiter.
+    pub async fn woken(&self) {
+        self.wake_up.notified().await;
+    }
+
+    /// Opens the keys in the store. `None`: the keys are files.
+    pub fn sealer(&self) -> Option<&Sealer> {
+        match &self.keys {
+            KeyStorage::Files => None,
+            KeyStorage::Store(sealer) => Some(sealer),
+        }
+    }
+
+    /// Makes a successor, which is not used before [`Ca::adopt`]. `None`: there is one already.
     pub fn prepare_successor(&self) -> Result<Option<PreparedCa>, PkiError> {
         let present = self.present();
         if present.next.is_some() {
             return Ok(None);
         }
-        // An earlier attempt may have left files that the store never decided on.
-        authority::discard_successor(&self.folder)?;
-        let next = Authority::make(&self.folder, AuthoritySlot::Next)?;
-        let then = CurrentCa::new(present.shown.clone(), Some(Arc::new(next)))?;
-        Ok(Some(PreparedCa { then }))
+        let (next, sealing) = match &self.keys {
+            KeyStorage::Files => {
+                // An earlier attempt may have left files that the store never decided on.
+                files::discard_successor(&self.folder)?;
+                (Arc::new(files::make(&self.folder, AuthoritySlot::Next)?), None)
+            }
+            KeyStorage::Store(sealer) => {
+                let next = Arc::new(Authority::generate()?);
+                let sealing = keys::sealing(sealer, std::iter::once(&next));
+                (next, Some(sealing))
+            }
+        };
+        let then = CurrentCa::new(present.shown.clone(), Some(next))?;
+        Ok(Some(PreparedCa { then, sealing }))
     }
 
     /// The state after the CA is retired. Changes nothing. `None`: there is no successor.
     pub fn prepare_retirement(&self) -> Result<Option<PreparedCa>, PkiError> {
         let Some(next) = self.present().next.clone() else { return Ok(None) };
-        Ok(Some(PreparedCa { then: CurrentCa::new(next, None)? }))
+        Ok(Some(PreparedCa { then: CurrentCa::new(next, None)?, sealing: None }))
+    }
+
+    /// The state that another server has stored. `None`: the keys are files.
+    pub fn prepare_stored(&self, pins: CaPins, stored: &[SealedCa]) -> Result<Option<PreparedCa>, PkiError> {
+        let Some(sealer) = self.sealer() else { return Ok(None) };
+        let then = CaKeys::open(sealer, pins, stored)?.ready()?;
+        Ok(Some(PreparedCa { then, sealing: None }))
+    }
+
+    /// All keys, sealed again under the first seal key. `None`: the keys are files.
+    pub fn reseal(&self) -> Option<Sealing> {
+        let present = self.present();
+        let authorities = std::iter::once(&present.shown).chain(&present.next);
+        Some(keys::sealing(self.sealer()?, authorities))
     }
 
     /// Puts the decision of the store into effect. If the files cannot be changed, the next start repairs
     /// them.
     pub fn adopt(&self, prepared: PreparedCa) -> Result<(), PkiError> {
-        let pins = prepared.pins();
+        let (pins, certificate) = (prepared.pins(), prepared.then.shown.certificate.clone());
         *self.present.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(prepared.then);
         self.changes.send_modify(|generation| *generation += 1);
-        authority::follow(&self.folder, pins)
+        match &self.keys {
+            KeyStorage::Files => files::follow(&self.folder, pins),
+            KeyStorage::Store(_) => files::publish(&self.folder, &certificate),
+        }
     }
 
     /// A certificate for an agent's own key. Only the key is taken from the request; the server sets the
@@ -269,6 +359,11 @@ impl PreparedCa {
     /// The pins that the store must record.
     pub fn pins(&self) -> CaPins {
         self.then.pins()
+    }
+
+    /// The sealed keys that the store must take.
+    pub fn sealing(&self) -> Option<&Sealing> {
+        self.sealing.as_ref()
     }
 }
 

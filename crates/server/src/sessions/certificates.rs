@@ -5,11 +5,12 @@
 
 use super::connection::SessionEnd;
 use super::listener::Link;
-use crate::pki;
+use crate::ca_change;
+use crate::pki::{self, Signed};
 use crate::secret;
 use procfleet_core::id::AgentId;
 use procfleet_proto::link::{Renew, Renewed, server_message::Body};
-use procfleet_store::CertificateRecord;
+use procfleet_store::{CertificateRecord, StoreError};
 use std::time::Duration;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::{info, warn};
@@ -72,23 +73,44 @@ pub(super) async fn renew(link: &Link, agent: &AgentId, request: Renew) -> Resul
         return Ok(None);
     }
     let now = link.clock.wall();
-    let signed = link
-        .ca
-        .sign_agent(&request.csr, agent, now)
-        .map_err(|_| SessionEnd::Refused("the certificate request cannot be used".to_owned()))?;
-    let record = CertificateRecord {
-        sha256: secret::hash(&signed.certificate),
-        ca: Some(signed.ca),
-        issued_at: Some(signed.issued_at),
-        expires_at: Some(signed.expires_at),
+    let sign = || {
+        let signed = link.ca.sign_agent(&request.csr, agent, now);
+        signed.map_err(|_| SessionEnd::Refused("the certificate request cannot be used".to_owned()))
     };
-    link.store.give_certificate(agent, record).await.map_err(failed)?;
+    let mut signed = sign()?;
+    let mut given = link.store.give_certificate(agent, record(&signed)).await;
+    if let Err(StoreError::CaChanged) = given {
+        follow_ca(link).await;
+        signed = sign()?;
+        given = link.store.give_certificate(agent, record(&signed)).await;
+    }
+    given.map_err(failed)?;
     info!(%agent, good_for = ?link.ca.life(), "an agent's certificate was renewed");
     Ok(Some(Body::Renewed(Renewed {
         certificate: signed.certificate.to_vec(),
         cas: link.ca.certificates().iter().map(|ca| ca.to_vec()).collect(),
         renew_in_ms: millis(renew_in(signed.issued_at, signed.expires_at, now)),
     })))
+}
+
+/// The record of a certificate that was signed now.
+pub(super) fn record(signed: &Signed) -> CertificateRecord {
+    CertificateRecord {
+        sha256: secret::hash(&signed.certificate),
+        ca: Some(signed.ca),
+        issued_at: Some(signed.issued_at),
+        expires_at: Some(signed.expires_at),
+    }
+}
+
+/// Adopts the CA of the store after a certificate was refused because the CA has changed.
+pub(super) async fn follow_ca(link: &Link) {
+    if let Err(error) = ca_change::catch_up(&link.store, &link.ca).await {
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "the CA has changed and could not be adopted; the certificate of an agent is not signed"
+        );
+    }
 }
 
 pub(super) fn millis(duration: Duration) -> u64 {

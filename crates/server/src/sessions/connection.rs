@@ -31,6 +31,8 @@ use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
 use tracing::{Instrument, info, info_span, warn};
 
 const HELLO: Duration = Duration::from_secs(10);
+/// How often a server that may not send looks whether it may again.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Interval of the WebSocket pings. A session ends at the first ping that finds the agent silent for more
 /// than two intervals, which is at most 30 s after its last message: a host that hangs or is cut off shows as
 /// away within 35 s. Agents leave after three intervals without a message from the server.
@@ -155,13 +157,20 @@ pub(super) async fn run(
     .await;
 }
 
+/// An agent that claims a higher epoch harms only itself, but must not exhaust the numbers.
+const HIGHEST_EPOCH: u64 = 1 << 53;
+
 async fn record_connected(link: &Link, agent: &AgentId, hello: &Hello) -> Option<Epoch> {
     let (mut facts, now) = (hello.host.clone(), link.clock.wall());
     if let Some(facts) = &mut facts {
         agent_limits::bound_facts(facts, now / 1_000);
     }
     let facts = serde_json::to_string(&facts).expect("a few texts and numbers are JSON");
-    match link.store.agent_connected(agent, &hello.version, &facts, now).await {
+    match link
+        .store
+        .agent_connected(agent, &hello.version, &facts, now, Epoch(hello.highest_epoch.min(HIGHEST_EPOCH)))
+        .await
+    {
         Ok(epoch) => Some(epoch),
         Err(error) => {
             warn!(
@@ -319,6 +328,7 @@ async fn open(
         takes_events: true,
         renew_in_ms: Some(certificates::millis(renew_in)),
         limits_accounts: true,
+        servers: link.store.membership().advertised(),
     };
     if let Err(end) = in_time(send(socket, Body::Welcome(welcome))).await {
         return end;
@@ -362,6 +372,8 @@ async fn serve(
 ) -> SessionEnd {
     let mut cas = link.ca.changes();
     let mut intake = Intake::begin(link, agent);
+    // What waits until this server may send again.
+    let mut parked: Option<Body> = None;
     // Start of the silence. Reset after every store write and pause, since nothing is read from the socket
     // meanwhile.
     let mut silent_since = Instant::now();
@@ -374,10 +386,21 @@ async fn serve(
         let done = tokio::select! {
             // Ops first: they are few, and a flood of reports must not delay a stop.
             biased;
-            order = receiver.recv() => match order {
+            order = receiver.recv(), if parked.is_none() => match order {
                 None => return SessionEnd::Dropped,
+                // A process that was stopped finds ops in its queue that others may have decided about.
+                Some(order) if !link.store.membership().holds() => {
+                    parked = Some(order);
+                    Ok(())
+                }
                 Some(order) => in_time(send_all(socket, order, &mut receiver)).await,
             },
+            () = tokio::time::sleep(LOOK_AGAIN), if parked.is_some() => {
+                match parked.take_if(|_| link.store.membership().holds()) {
+                    Some(order) => in_time(send_all(socket, order, &mut receiver)).await,
+                    None => Ok(()),
+                }
+            }
             _ = beat.tick() => {
                 if !intake.is_paused() && silent_since.elapsed() > HEARTBEAT * 2 {
                     return SessionEnd::Silent(silent_since.elapsed());

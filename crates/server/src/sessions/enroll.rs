@@ -1,5 +1,6 @@
 //! Enrolment of a new host: join token and signing request in, certificate out.
 
+use super::certificates;
 use super::listener::Link;
 use crate::agent_limits;
 use crate::dispatcher::{DispatcherMessage, RETIRED};
@@ -11,9 +12,7 @@ use procfleet_core::Code;
 use procfleet_core::id::{AgentId, Host};
 use procfleet_proto::link::token::{JoinToken, hex};
 use procfleet_proto::link::{Enroll, Enrolled, Refused, agent_message, decode_agent, server_message::Body};
-use procfleet_store::{
-    AGENT_REPLACED, CertificateRecord, JoinTokenRefusal, JoiningAgent, LINK, NewAudit, TokenUse,
-};
+use procfleet_store::{AGENT_REPLACED, JoinTokenRefusal, JoiningAgent, LINK, NewAudit, StoreError, TokenUse};
 use std::net::IpAddr;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -67,23 +66,26 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
         }
     }
     let agent = new_agent_id(now);
-    let signed = link
-        .ca
-        .sign_agent(&request.csr, &agent, now)
-        .map_err(|_| "the certificate request cannot be used".to_owned())?;
+    let sign = || {
+        let signed = link.ca.sign_agent(&request.csr, &agent, now);
+        signed.map_err(|_| "the certificate request cannot be used".to_owned())
+    };
+    let mut signed = sign()?;
     let joining = JoiningAgent {
         agent: agent.clone(),
         ip,
-        certificate: CertificateRecord {
-            sha256: secret::hash(&signed.certificate),
-            ca: Some(signed.ca),
-            issued_at: Some(signed.issued_at),
-            expires_at: Some(signed.expires_at),
-        },
+        certificate: certificates::record(&signed),
         version: request.version,
         from,
     };
-    let joined = link.store.join(shown, joining, now).await.map_err(|error| {
+    let mut joined = link.store.join(shown.clone(), joining.clone(), now).await;
+    if let Err(StoreError::CaChanged) = joined {
+        certificates::follow_ca(link).await;
+        signed = sign()?;
+        let joining = JoiningAgent { certificate: certificates::record(&signed), ..joining };
+        joined = link.store.join(shown, joining, now).await;
+    }
+    let joined = joined.map_err(|error| {
         warn!(
             error = &error as &dyn std::error::Error,
             "storing an enrolment failed; the enrolment was refused"

@@ -29,13 +29,12 @@ pub(super) struct HandshakeLimiter {
 #[derive(Debug, Default)]
 struct TakenSlots {
     next: u64,
-    /// Ordered by age, because numbers only grow.
-    by_number: BTreeMap<u64, Arc<SlotState>>,
+    /// Ordered by age, because numbers only grow. The address changes when the PROXY header is read.
+    by_number: BTreeMap<u64, (PeerNet, Arc<SlotState>)>,
 }
 
 #[derive(Debug)]
 struct SlotState {
-    net: PeerNet,
     since: Instant,
     has_sent_data: AtomicBool,
     is_evicted: AtomicBool,
@@ -66,7 +65,7 @@ impl HandshakeLimiter {
                 }
                 match self.most_expendable(&taken, Instant::now()) {
                     Expendable::Now(number) => {
-                        if let Some(slot) = taken.by_number.remove(&number) {
+                        if let Some((_, slot)) = taken.by_number.remove(&number) {
                             slot.evict();
                         }
                         return self.add_slot(&mut taken, net);
@@ -81,23 +80,22 @@ impl HandshakeLimiter {
 
     fn add_slot(self: &Arc<Self>, taken: &mut TakenSlots, net: PeerNet) -> HandshakeSlot {
         let slot = Arc::new(SlotState {
-            net,
             since: Instant::now(),
             has_sent_data: AtomicBool::new(false),
             is_evicted: AtomicBool::new(false),
             evicted: Notify::new(),
         });
         taken.next += 1;
-        taken.by_number.insert(taken.next, slot.clone());
+        taken.by_number.insert(taken.next, (net, slot.clone()));
         HandshakeSlot { number: taken.next, slot, limiter: self.clone() }
     }
 
     fn most_expendable(&self, taken: &TakenSlots, now: Instant) -> Expendable {
         let mut slots: HashMap<PeerNet, usize> = HashMap::new();
-        for slot in taken.by_number.values() {
-            *slots.entry(slot.net).or_default() += 1;
+        for (net, _) in taken.by_number.values() {
+            *slots.entry(*net).or_default() += 1;
         }
-        let due = taken.by_number.iter().map(|(number, slot)| (slot.kept_until(), *number, slot.net));
+        let due = taken.by_number.iter().map(|(number, (net, slot))| (slot.kept_until(), *number, *net));
         let up = due.clone().filter(|(until, ..)| *until <= now);
         let most = up.max_by_key(|(until, number, net)| (slots.get(net), Reverse((*until, *number))));
         match (most, due.map(|(until, ..)| until).min()) {
@@ -131,6 +129,13 @@ impl HandshakeSlot {
     /// Records that the peer has sent something valid.
     pub(super) fn has_sent_data(&self) {
         self.slot.has_sent_data.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts the slot for the address behind a proxy instead of the proxy's.
+    pub(super) fn is_from(&self, net: PeerNet) {
+        if let Some((counted, _)) = self.limiter.lock().by_number.get_mut(&self.number) {
+            *counted = net;
+        }
     }
 
     /// Returns when another peer has taken the slot.
@@ -199,6 +204,28 @@ mod tests {
         let next = next.await.expect("no panic");
         assert!(began.elapsed() < SILENT && !is_evicted(&next).await);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slot_counts_for_the_address_behind_a_proxy() {
+        let limiter = HandshakeLimiter::new(5);
+        let (agents, flood) = ([limiter.take(net(9)).await, limiter.take(net(9)).await], net(2));
+        agents[0].is_from(net(3));
+        agents[1].is_from(net(4));
+        let (first, second) = (limiter.take(net(9)).await, limiter.take(net(9)).await);
+        first.is_from(flood);
+        second.is_from(flood);
+        let silent = limiter.take(net(9)).await;
+        tokio::time::advance(ACTIVE).await;
+        let next = limiter.take(net(9)).await;
+        assert!(is_evicted(&first).await, "of the address with the most slots, behind the same proxy");
+        for other in [&agents[0], &agents[1], &second, &silent] {
+            assert!(!is_evicted(other).await);
+        }
+        first.is_from(net(7));
+        drop((agents, first, second, silent, next));
+        assert_eq!(limiter.lock().by_number.len(), 0, "an evicted slot does not come back");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_address_with_the_most_slots_loses_one_whose_time_is_over() {
         let limiter = HandshakeLimiter::new(3);

@@ -15,13 +15,14 @@ use super::questions::AgentAnswer;
 use crate::agent_limits::{self, Bounded};
 use crate::events;
 use crate::metrics::Sent;
+use crate::session_channel::CutReason;
 use procfleet_core::id::{AgentId, Epoch, ProcKey};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
     BadMessage, Done, EventMessage, EventsStored, GroupsMessage, Report, Reports, States, agent_message,
     server_message::Body,
 };
-use procfleet_store::{GroupsRecord, NewEvent, ProcListing, ProcRecord};
+use procfleet_store::{GroupsRecord, NewEvent, ProcListing, ProcRecord, StoreError};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::warn;
@@ -99,7 +100,9 @@ impl Intake {
         }
         match body {
             agent_message::Body::Reports(reports) => take_reports(link, agent, epoch, reports, size).await,
-            agent_message::Body::States(states) => store_states(link, agent, states).await.map(|()| None),
+            agent_message::Body::States(states) => {
+                store_states(link, agent, epoch, states).await.map(|()| None)
+            }
             agent_message::Body::Events(events) => {
                 agent_limits::check_events(&events)?;
                 match self.held {
@@ -192,7 +195,7 @@ async fn take_reports(
     Ok(None)
 }
 
-async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<(), SessionEnd> {
+async fn store_states(link: &Link, agent: &AgentId, epoch: Epoch, states: States) -> Result<(), SessionEnd> {
     agent_limits::check_states(&states)?;
     if states.log_lines_dropped > 0 {
         // The agent reports this number: the limit keeps a false one from making the sum useless.
@@ -255,21 +258,24 @@ async fn store_states(link: &Link, agent: &AgentId, states: States) -> Result<()
     let (procs, groups) = tokio::join!(
         async {
             match states.all {
-                true => link.store.replace_procs(agent, records).await,
+                true => link.store.replace_procs(agent, epoch, records).await,
                 false if records.is_empty() && forgotten.is_empty() => Ok(0),
-                false => link.store.put_procs(agent, records, forgotten).await,
+                false => link.store.put_procs(agent, epoch, records, forgotten).await,
             }
         },
         async {
             match states.all {
-                true => link.store.replace_process_groups(agent, groups).await,
+                true => link.store.replace_process_groups(agent, epoch, groups).await,
                 false if groups.is_empty() => Ok(0),
-                false => link.store.put_process_groups(agent, groups).await,
+                false => link.store.put_process_groups(agent, epoch, groups).await,
             }
         }
     );
     // The agent sends states that could not be stored again, in full, after the next connect.
     let (procs, groups) = procs.and_then(|procs| groups.map(|groups| (procs, groups))).map_err(|error| {
+        if matches!(error, StoreError::OldSession(_)) {
+            return SessionEnd::Cut(CutReason::Replaced);
+        }
         warn!(
             error = &error as &dyn std::error::Error,
             "storing proc states failed; the session ends, and the agent sends them again"

@@ -1,14 +1,16 @@
 //! The link's port: TCP, TLS, HTTP, and the two paths that upgrade to WebSockets.
 
 use super::handshake_limiter::{HandshakeLimiter, HandshakeSlot};
-use super::{Budgets, Clones, Questions, RefusalLog, connection, enroll};
+use super::{Budgets, Clones, Questions, connection, enroll};
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
 use crate::events::EventNotifier;
 use crate::handshake::{self, Metered};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, ServerPort};
 use crate::peer::PeerNet;
 use crate::pki::Ca;
+use crate::proxies::{PeerOrigin, Speaker, TrustedProxies};
+use crate::refusal_log::RefusalLog;
 use crate::workers::refusals::Refusals;
 use axum::extract::{Extension, State, WebSocketUpgrade};
 use axum::http::StatusCode;
@@ -58,6 +60,7 @@ pub struct Link {
     pub questions: Questions,
     pub clones: Clones,
     pub budgets: Budgets,
+    pub proxies: TrustedProxies,
     pub refusal_log: RefusalLog,
     pub refusals: Refusals,
     /// Retention of events: the server does not accept older ones.
@@ -115,7 +118,9 @@ impl Link {
             let acceptor = TlsAcceptor::from(self.ca.link_tls());
             let incoming = IncomingConnection { from, slot: Arc::new(slot), present: present.clone() };
             let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
-            let serving = accept_peer(stream, incoming, acceptor, router.clone(), metrics, refusal_log);
+            let proxies = self.proxies.clone();
+            let serving =
+                accept_peer(stream, incoming, proxies, acceptor, router.clone(), metrics, refusal_log);
             connections.spawn(panics::contain(serving));
         }
         drop((listener, present));
@@ -133,14 +138,25 @@ struct IncomingConnection {
 }
 
 async fn accept_peer(
-    stream: TcpStream,
+    mut stream: TcpStream,
     incoming: IncomingConnection,
+    proxies: TrustedProxies,
     acceptor: TlsAcceptor,
     router: Router,
     metrics: Arc<Metrics>,
     refusal_log: RefusalLog,
 ) {
     let IncomingConnection { from, slot, present } = incoming;
+    let origin = tokio::select! {
+        biased;
+        () = slot.evicted() => {
+            metrics.refused_sessions.inc();
+            return debug!(%from, "a proxy's connection without a header was evicted for another");
+        }
+        origin = proxies.origin(&mut stream, from, ServerPort::Link) => origin,
+    };
+    let Some(PeerOrigin { address: from, speaker }) = origin else { return };
+    slot.is_from(PeerNet::from(from.ip()));
     let handshake = tokio::select! {
         biased;
         () = slot.evicted() => None,
@@ -152,6 +168,7 @@ async fn accept_peer(
             let peer = TlsPeer { certificate, ip: from.ip(), slot, present };
             serve_connection(stream, peer, router, lost).await;
         }
+        Some(_) | None if speaker == Speaker::Proxy => debug!(%from, "a proxy checked the link's port"),
         Some(Ok(Err(error))) => {
             metrics.refused_sessions.inc();
             if refusal_log.admits_a_line() {

@@ -14,10 +14,8 @@ mod intake;
 mod listener;
 mod questions;
 mod readmission;
-mod refusal_log;
 
 pub use budget::Budgets;
 pub use clones::Clones;
 pub use listener::Link;
 pub use questions::{Questions, Unanswered};
-pub use refusal_log::RefusalLog;

@@ -1,10 +1,11 @@
 //! Opens the CA as the store has decided on it.
 
+use super::sealed_ca::{self, SealStartError};
 use crate::clock::Clock;
 use crate::pki::{Ca, CaStart, PkiError};
 use procfleet_proto::link::token::hex;
-use procfleet_store::{NewAudit, Store, StoreError, TokensOfCa};
-use std::path::Path;
+use procfleet_store::{CaChange, CaPins, CaRefusal, NewAudit, OldCa, Store, StoreError};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::warn;
 
@@ -14,33 +15,59 @@ pub enum CaStartError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Pki(#[from] PkiError),
+    #[error(transparent)]
+    Seal(#[from] SealStartError),
 }
 
-/// Opens the CA. Its files follow the store's row, except where the row cannot be right: in a store that was
-/// restored from a backup, after --new-ca, and where other key files were put in place. Then the row follows
-/// the files, with an audit record.
-pub async fn open(
-    store: &Store,
-    clock: Clock,
-    folder: &Path,
-    life: Duration,
-    beginning: CaStart,
-) -> Result<Ca, CaStartError> {
-    let decided = store.ca().await?;
-    let trusted = if store.is_newly_restored().await? { None } else { decided };
-    let ca = Ca::open(folder, life, beginning, trusted)?;
-    let pins = ca.pins();
-    if decided != Some(pins) {
-        let audit = decided.map(|old| {
-            let (old, new) = (hex(&old.current), hex(&pins.current));
-            warn!(old, new, "the key files of the CA are not those that the store knows; the files are used");
-            let detail = format!("the key files are used; the store knew {old}");
-            NewAudit::of_server(clock.wall(), "ca_replace", new, detail)
-        });
-        store.change_ca(pins, TokensOfCa::Keep, audit).await?;
-    }
+/// How to open the CA.
+#[derive(Clone, Copy, Debug)]
+pub struct CaOpening<'a> {
+    /// The data folder.
+    pub folder: &'a Path,
+    /// Lifetime of agents' certificates.
+    pub life: Duration,
+    pub beginning: CaStart,
+    /// Files of the seal keys, the sealing one first. Used if the store keeps the keys of CAs.
+    pub seal_keys: &'a [PathBuf],
+}
+
+/// Opens the CA: from the store if it keeps keys, else from files.
+pub async fn open(store: &Store, clock: Clock, opening: CaOpening<'_>) -> Result<Ca, CaStartError> {
+    let ca = match store.stored_cas().await? {
+        Some(_) => sealed_ca::open(store, clock, opening).await?,
+        None => open_files(store, clock, opening).await?,
+    };
     store.name_first_ca(ca.pin()).await?;
     Ok(ca)
+}
+
+/// The files follow the store's row, except where the row cannot be right: in a store that was restored from
+/// a backup, after --new-ca, and where other key files were put in place. Then the row follows the files,
+/// with an audit record.
+async fn open_files(store: &Store, clock: Clock, opening: CaOpening<'_>) -> Result<Ca, CaStartError> {
+    let decided = store.ca().await?;
+    let trusted = if store.is_newly_restored().await? { None } else { decided };
+    let ca = Ca::open(opening.folder, opening.life, opening.beginning, trusted)?;
+    let pins = ca.pins();
+    if decided != Some(pins) {
+        let audit = decided.map(|old| replaced(clock, old, pins));
+        let change = CaChange { seen: decided, to: pins, sealing: None, old: OldCa::Keep, audit };
+        match store.change_ca(change).await? {
+            Ok(()) => {}
+            Err(CaRefusal::Changed(_) | CaRefusal::Needed { .. } | CaRefusal::NoKeyAt(_)) => {
+                unreachable!("one server uses an embedded store, and nothing is retired or sealed here")
+            }
+        }
+    }
+    Ok(ca)
+}
+
+/// The record of key files that are not those that the store knows.
+pub(super) fn replaced(clock: Clock, old: CaPins, new: CaPins) -> NewAudit {
+    let (old, new) = (hex(&old.current), hex(&new.current));
+    warn!(old, new, "the key files of the CA are not those that the store knows; the files are used");
+    let detail = format!("the key files are used; the store knew {old}");
+    NewAudit::of_server(clock.wall(), "ca_replace", new, detail)
 }
 
 #[cfg(test)]
@@ -51,7 +78,8 @@ mod tests {
     const LIFE: Duration = Duration::from_secs(60);
 
     async fn start(store: &Store, clock: Clock, folder: &Path) -> Ca {
-        open(store, clock, folder, LIFE, CaStart::AfterHosts(0)).await.expect("a CA")
+        let opening = CaOpening { folder, life: LIFE, beginning: CaStart::AfterHosts(0), seal_keys: &[] };
+        open(store, clock, opening).await.expect("a CA")
     }
 
     #[tokio::test]
@@ -84,11 +112,16 @@ mod tests {
         let store = Store::open(&folder.path().join("server.db")).await.expect("a store");
         let clock = Clock::start(store.enter_boot(None).await.expect("a boot"));
         let ca = start(&store, clock, folder.path()).await;
+        let commit = async |to: CaPins| {
+            let seen = Some(ca.pins());
+            let change = CaChange { seen, to, sealing: None, old: OldCa::Keep, audit: None };
+            store.change_ca(change).await.expect("no error").expect("committed");
+        };
         let prepared = ca.prepare_successor().expect("no error").expect("a successor");
-        store.change_ca(prepared.pins(), TokensOfCa::Keep, None).await.expect("committed");
+        commit(prepared.pins()).await;
         ca.adopt(prepared).expect("adopted");
         let decided = ca.prepare_retirement().expect("no error").expect("a successor").pins();
-        store.change_ca(decided, TokensOfCa::Keep, None).await.expect("committed");
+        commit(decided).await;
         assert_eq!(start(&store, clock, folder.path()).await.pins(), decided);
         assert_eq!(store.ca().await.expect("no error"), Some(decided));
         assert!(store.list_audit(9, AuditFilter::default()).await.expect("no error").records.is_empty());

@@ -2,4 +2,5 @@
 
 pub mod ca;
 pub mod restored;
+pub mod sealed_ca;
 pub mod setup;

@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use procfleet_core::code::Code;
 use procfleet_core::op::Outcome;
-use procfleet_store::{Finished, NewAudit, Store, StoreError};
+use procfleet_store::{EndedBy, Finished, NewAudit, OpScope, Store, StoreError};
 use tracing::warn;
 
 /// How many ops are ended in one transaction.
@@ -18,11 +18,11 @@ pub async fn settle(store: &Store, clock: Clock) -> Result<(), StoreError> {
         return Ok(());
     }
     let now = clock.wall();
-    let open = store.open_ops().await?;
+    let open = store.open_ops(OpScope::All).await?;
     for rows in open.chunks(BATCH) {
         let ended = rows.iter().map(|row| Finished {
             op: row.op,
-            agent: None,
+            by: EndedBy::Server(None),
             outcome: Outcome::without_agent(Code::Interrupted, UNKNOWN, row.kind),
             at: now,
         });

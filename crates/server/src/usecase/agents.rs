@@ -46,7 +46,7 @@ pub async fn list(
     // The store learns of a session slightly before or after the dispatcher does. A list that is filtered by
     // state must not show an agent in another state.
     let as_asked = |agent: &AgentRecord| {
-        let connected = services.presences.contains(&agent.agent);
+        let connected = services.presence(agent).connected;
         (offline_secs.is_none() || !connected)
             && state.is_none_or(|state| match state {
                 AgentStateFilter::Connected => connected,
@@ -98,7 +98,11 @@ async fn heard_last(
             break;
         }
     }
-    let away = AgentFilter { connected: ConnectedAgents::LeftOut, ..filter };
+    // Agents of other servers stand where the store has them: their last messages are known there only.
+    let away = match services.store.membership().is_shared() {
+        true => filter,
+        false => AgentFilter { connected: ConnectedAgents::LeftOut, ..filter },
+    };
     let away = services.store.list_agents(away, AgentOrder::Heard, after, limit).await?;
     let is_away = |agent: &AgentRecord| !services.presences.contains(&agent.agent);
     found.extend(away.agents.into_iter().filter(is_away).map(|agent| (agent.heard_at, agent)));
@@ -121,22 +125,24 @@ async fn heard_last(
 async fn rows(services: &Services, agents: Vec<AgentRecord>) -> Result<Vec<AgentRow>, AppError> {
     let names: HashMap<BusinessId, String> =
         services.store.businesses().await?.into_iter().map(|business| (business.id, business.name)).collect();
-    let rows = agents.into_iter().map(|agent| AgentRow {
-        connected: services.presences.contains(&agent.agent),
-        heard_at: last_heard(services, &agent) / 1000,
-        bk_agent_id: agent.agent.to_string(),
-        bk_cloud_id: agent.host.cloud.0,
-        ip: agent.host.ip.to_string(),
-        containment: facts(&agent).map(|facts| facts.containment).unwrap_or_default(),
-        version: agent.version,
-        since: services.presences.absence(&agent.agent).map_or(agent.changed_at, |away| away.since) / 1000,
-        enrolled_at: agent.enrolled_at / 1000,
-        bk_biz_id: agent.business.0,
-        bk_biz_name: names.get(&agent.business).cloned().unwrap_or_default(),
-        certificate_expires_at: agent.certificate_expires_at.unwrap_or_default() / 1000,
-        revoked_at: agent.revoked.as_ref().map_or(0, |revoked| revoked.at / 1000),
-        revoked_why: agent.revoked.map(|revoked| revoked.why).unwrap_or_default(),
-        labels: agent.labels,
+    let rows = agents.into_iter().map(|agent| (services.presence(&agent), agent)).map(|(presence, agent)| {
+        AgentRow {
+            connected: presence.connected,
+            heard_at: presence.heard_at / 1000,
+            bk_agent_id: agent.agent.to_string(),
+            bk_cloud_id: agent.host.cloud.0,
+            ip: agent.host.ip.to_string(),
+            containment: facts(&agent).map(|facts| facts.containment).unwrap_or_default(),
+            version: agent.version,
+            since: presence.since / 1000,
+            enrolled_at: agent.enrolled_at / 1000,
+            bk_biz_id: agent.business.0,
+            bk_biz_name: names.get(&agent.business).cloned().unwrap_or_default(),
+            certificate_expires_at: agent.certificate_expires_at.unwrap_or_default() / 1000,
+            revoked_at: agent.revoked.as_ref().map_or(0, |revoked| revoked.at / 1000),
+            revoked_why: agent.revoked.map(|revoked| revoked.why).unwrap_or_default(),
+            labels: agent.labels,
+        }
     });
     Ok(rows.collect())
 }
@@ -149,12 +155,6 @@ pub(super) async fn rows_of(
     let found = services.store.agents_with(agents.iter().cloned().collect()).await?;
     let found: BTreeMap<AgentId, AgentRecord> = found.into_iter().collect();
     rows(services, found.into_values().collect()).await
-}
-
-/// The store has the time when the last session ended, but learns of it after the dispatcher: a record alone
-/// would say for a moment that the agent was last heard when it connected.
-fn last_heard(services: &Services, agent: &AgentRecord) -> WallMs {
-    services.presences.last_heard(&agent.agent).unwrap_or(agent.heard_at)
 }
 
 /// `None`: the agent has never connected.
@@ -219,7 +219,10 @@ pub async fn forget(
 ) -> Result<Vec<AgentRow>, AppError> {
     let agents = all_of(services, &named).await?;
     let mut faults = Faults::default();
-    for agent in agents.iter().filter(|agent| services.presences.contains(agent)) {
+    let records = services.store.agents_with(agents.iter().cloned().collect()).await?;
+    let is_connected =
+        |agent: &&AgentId| records.get(*agent).is_some_and(|agent| services.presence(agent).connected);
+    for agent in agents.iter().filter(is_connected) {
         faults.add("agents", format!("agent {agent} is connected; only one that is away can be forgotten"));
     }
     if !faults.is_empty() {
@@ -296,8 +299,8 @@ async fn found(
             agent: record.agent.clone(),
             host: record.host,
             version: record.version.clone(),
-            connected: services.presences.contains(&record.agent),
-            heard_at: last_heard(services, record) / 1000,
+            connected: services.presence(record).connected,
+            heard_at: services.presence(record).heard_at / 1000,
             facts: facts(record),
         })
     };

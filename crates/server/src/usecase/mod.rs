@@ -16,6 +16,7 @@ pub mod registration;
 pub mod results;
 pub mod retry;
 pub mod select;
+pub mod servers;
 pub mod specs;
 pub mod status;
 pub mod support;
@@ -41,11 +42,12 @@ use crate::workers::refusals::Refusals;
 use crate::workers::webhooks::DeliveryErrors;
 use procfleet_core::code::Code;
 use procfleet_core::grants::{Denial, Rights};
-use procfleet_core::id::TaskId;
+use procfleet_core::id::{AgentId, TaskId};
 use procfleet_core::op::OpKind;
 use procfleet_program::panics::Caught;
 use procfleet_proto::http::fault::Faults;
-use procfleet_store::{Store, StoreError};
+use procfleet_store::clock::WallMs;
+use procfleet_store::{AgentRecord, ServerIntro, Store, StoreError};
 use std::net::IpAddr;
 use std::sync::Arc;
 use support::access;
@@ -72,6 +74,56 @@ pub struct Services {
     pub admin_from: Arc<[AddressBlock]>,
     /// The port of the link, to which agents connect.
     pub link_port: u16,
+    pub own: Arc<OwnServer>,
+}
+
+/// This server, as it presents itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnServer {
+    pub intro: ServerIntro,
+    pub started_at: WallMs,
+}
+
+/// Whether an agent is connected to any server, and since when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FleetPresence {
+    pub(crate) connected: bool,
+    pub(crate) heard_at: WallMs,
+    /// When it last connected or disconnected.
+    pub(crate) since: WallMs,
+}
+
+impl Services {
+    /// The sessions of this server are known best here: the store learns of their ends later.
+    pub(crate) fn presence(&self, agent: &AgentRecord) -> FleetPresence {
+        if self.presences.contains(&agent.agent) {
+            let heard_at = self.presences.last_heard(&agent.agent).unwrap_or(agent.heard_at);
+            return FleetPresence { connected: true, heard_at, since: agent.changed_at };
+        }
+        self.presence_elsewhere(&agent.agent, agent.connected, agent.changed_at, agent.heard_at)
+    }
+
+    /// For an agent that is not connected here, from what the store says about its last session.
+    pub(crate) fn presence_elsewhere(
+        &self,
+        agent: &AgentId,
+        connected: bool,
+        changed_at: WallMs,
+        heard_at: WallMs,
+    ) -> FleetPresence {
+        // A session that has ended here after the last change that the store knows.
+        let absence = self.presences.absence(agent);
+        if let Some(absence) =
+            absence.filter(|absence| !self.store.membership().is_shared() || absence.since >= changed_at)
+        {
+            return FleetPresence { connected: false, heard_at: absence.heard_at, since: absence.since };
+        }
+        match connected && self.store.membership().is_shared() {
+            // Its server ends the session of an agent that is silent for half a minute, and is alive itself.
+            true => FleetPresence { connected, heard_at: self.clock.wall(), since: changed_at },
+            false => FleetPresence { connected: false, heard_at, since: changed_at },
+        }
+    }
 }
 
 /// The caller of a request, after its login was checked.
@@ -142,6 +194,20 @@ impl From<CaChangeError> for AppError {
             CaChangeError::Store(error) => error.into(),
             CaChangeError::Pki(error) => error.into(),
             CaChangeError::Ending(error) => error.into(),
+            CaChangeError::Needed { agents, tokens } => {
+                Faults::one("force", ca::needed(agents, tokens)).into()
+            }
+            CaChangeError::NoKeyAt { key, servers } => {
+                let servers = servers.join(", ");
+                let reason = format!(
+                    "the key would be sealed under seal key {key}, which these servers cannot open: {servers}. Start them with \
+                     this key among their --seal-key, and try again"
+                );
+                Faults::one("", reason).into()
+            }
+            CaChangeError::Unsettled => {
+                Faults::one("", "other servers change the CA at the same time; try again").into()
+            }
         }
     }
 }

@@ -31,12 +31,12 @@ pub async fn list(
     let heard = LastHeardTimes::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
     let mut rows = Vec::with_capacity(page.procs.len());
     for (agent, host, record) in page.procs {
-        let Some(report) = read(services, caller, &agent, &record) else { continue };
+        let Some(report) = read(caller, &heard, &agent, &record) else { continue };
         let report = heard.confirmed(&agent, report);
         rows.push(ProcRow {
             bk_cloud_id: host.cloud.0,
             ip: host.ip.to_string(),
-            fresh: services.presences.contains(&agent),
+            fresh: heard.is_connected(&agent),
             state: report.state_now(),
             bk_agent_id: agent.to_string(),
             namespace: record.proc.namespace,

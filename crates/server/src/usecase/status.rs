@@ -28,7 +28,7 @@ pub async fn of_targets(
         let agent = agent.as_ref()?;
         let supplier = target.supplier();
         let (host, record) = found.get(agent)?;
-        let report = heard.confirmed(agent, read(services, caller, agent, record)?);
+        let report = heard.confirmed(agent, read(caller, &heard, agent, record)?);
         let agent = match target {
             Target::Agent(asked) => asked,
             Target::Host(_) | Target::SupplierHost(..) | Target::Unusable(_) => agent,
@@ -52,37 +52,63 @@ pub async fn of_namespace(
     let heard = LastHeardTimes::of(services, page.procs.iter().map(|(agent, _, _)| agent)).await?;
     let infos = page.procs.iter().filter_map(|(agent, host, record)| {
         let target = ProcTarget { proc: &record.proc, host: *host, supplier: 0, agent };
-        Some(proc_info(target, &heard.confirmed(agent, read(services, caller, agent, record)?)))
+        Some(proc_info(target, &heard.confirmed(agent, read(caller, &heard, agent, record)?)))
     });
     Ok(ProcInfoPage { count: page.count, proc_infos: infos.collect() })
 }
 
-/// The times of the last messages of agents.
-pub(super) struct LastHeardTimes(HashMap<AgentId, i64>);
+/// Which agents are connected, to this server or another, and the times of their last messages.
+pub(super) struct LastHeardTimes {
+    heard: HashMap<AgentId, i64>,
+    connected: HashSet<AgentId>,
+}
 
 impl LastHeardTimes {
     pub(super) async fn of<'a>(
         services: &Services,
         agents: impl Iterator<Item = &'a AgentId>,
     ) -> Result<LastHeardTimes, AppError> {
-        let (mut heard, mut away) = (HashMap::new(), HashSet::new());
+        let (mut heard, mut away, mut connected) = (HashMap::new(), HashSet::new(), HashSet::new());
+        let shared = services.store.membership().is_shared();
         for agent in agents {
+            let is_here = services.presences.contains(agent);
+            if is_here {
+                connected.insert(agent.clone());
+            }
             match services.presences.last_heard(agent) {
-                Some(at) => drop(heard.insert(agent.clone(), at)),
-                None => drop(away.insert(agent.clone())),
+                Some(at) if is_here || !shared => drop(heard.insert(agent.clone(), at)),
+                Some(_) | None => drop(away.insert(agent.clone())),
             }
         }
-        if !away.is_empty() {
-            heard.extend(services.store.last_heard(away.into_iter().collect()).await?);
+        let away: Vec<AgentId> = away.into_iter().collect();
+        if shared {
+            for (agent, session) in services.store.sessions_of(away).await? {
+                let presence = services.presence_elsewhere(
+                    &agent,
+                    session.connected,
+                    session.changed_at,
+                    session.heard_at,
+                );
+                heard.insert(agent.clone(), presence.heard_at);
+                if presence.connected {
+                    connected.insert(agent);
+                }
+            }
+        } else if !away.is_empty() {
+            heard.extend(services.store.last_heard(away).await?);
         }
-        Ok(LastHeardTimes(heard))
+        Ok(LastHeardTimes { heard, connected })
+    }
+
+    pub(super) fn is_connected(&self, agent: &AgentId) -> bool {
+        self.connected.contains(agent)
     }
 
     /// Sets `reported_at` to the time when the agent was last heard: agents report changes only, so each
     /// message confirms the last report. It is server time, because callers compare it with now and the
     /// host's clock may be wrong.
     pub(super) fn confirmed(&self, agent: &AgentId, report: ProcReport) -> ProcReport {
-        let heard_at = self.0.get(agent).map(|heard| heard / 1000);
+        let heard_at = self.heard.get(agent).map(|heard| heard / 1000);
         ProcReport { reported_at: heard_at.unwrap_or(report.reported_at), ..report }
     }
 }
@@ -90,8 +116,8 @@ impl LastHeardTimes {
 /// The last report of the agent; while the agent is away, with a note about that. For a process whose account
 /// the caller may not use, all fields are left out that may contain output of the process or its commands.
 pub(super) fn read(
-    services: &Services,
     caller: &Caller,
+    heard: &LastHeardTimes,
     agent: &AgentId,
     record: &ProcRecord,
 ) -> Option<ProcReport> {
@@ -105,7 +131,7 @@ pub(super) fn read(
     if !access::may_see_output_of(caller, &report.user) {
         (report.note, report.version, report.health) = Default::default();
     }
-    if !services.presences.contains(agent) && report.note.is_empty() {
+    if !heard.is_connected(agent) && report.note.is_empty() {
         report.note = "its agent is not connected; this is what it said last".to_owned();
     }
     Some(report)

@@ -1,12 +1,13 @@
 //! Join tokens.
 
 use super::{AppError, Caller, Services, audit};
+use crate::ca_change;
 use crate::secret;
 use procfleet_core::id::{BusinessId, CloudId};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::native::{CreateToken, CreatedToken, TokenRow};
 use procfleet_proto::link::token::JoinToken;
-use procfleet_store::{NewToken, Replaces, TokenRecord};
+use procfleet_store::{NewToken, Replaces, StoreError, TokenRecord};
 
 /// The limits of a token were checked when the request was parsed.
 pub async fn create(
@@ -23,6 +24,8 @@ pub async fn create(
     if !faults.is_empty() {
         return Err(faults.into());
     }
+    // Another server may have retired the CA that this one presents.
+    ca_change::catch_up(&services.store, &services.ca).await?;
     let token = JoinToken { id: secret::random(), secret: secret::random(), ca_pin: services.ca.pin() };
     let now = services.clock.wall();
     let expires_at = now + i64::try_from(wanted.ttl_secs).unwrap_or(i64::MAX / 1_000_000) * 1000;
@@ -35,6 +38,7 @@ pub async fn create(
         .create_token(NewToken {
             id: token.public_id(),
             secret_hash: secret::hash(&token.secret),
+            ca: Some(token.ca_pin),
             cloud: CloudId(wanted.bk_cloud_id),
             business,
             created_at: now,
@@ -43,7 +47,13 @@ pub async fn create(
             replaces: if wanted.replace { Replaces::AnyAgent } else { Replaces::LostAgents },
             audit: Some(audit::entry(services, caller, "token_create", &token.public_id(), detail)),
         })
-        .await?;
+        .await
+        .map_err(|error| match error {
+            StoreError::CaChanged => {
+                Faults::one("", "the CA changed at this moment; nothing was created, try again").into()
+            }
+            error => AppError::from(error),
+        })?;
     Ok(CreatedToken {
         token: token.to_string(),
         bk_cloud_id: wanted.bk_cloud_id,

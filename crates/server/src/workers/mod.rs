@@ -2,7 +2,9 @@
 //!
 //! Each worker reads its work from the store, so it may end at any point and continue after the next start.
 
+pub mod ca_follower;
 pub mod refusals;
 pub mod retention;
 pub mod succession;
+pub mod wakes;
 pub mod webhooks;

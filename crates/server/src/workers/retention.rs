@@ -6,7 +6,7 @@ use crate::clock::Clock;
 use crate::metrics::Metrics;
 use procfleet_failpoint::{Point, hit};
 use procfleet_store::clock::WallMs;
-use procfleet_store::{Slice, Store, StoreError};
+use procfleet_store::{Lease, Slice, Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -49,7 +49,11 @@ impl Retention {
         loop {
             hit(Point::ServerRetention);
             tokio::time::sleep_until(next).await;
-            if let Err(error) = self.delete().await {
+            // One server deletes for all. Each slice is a change, which a server that lost its lease cannot
+            // make.
+            if self.store.membership().has(Lease::Retention)
+                && let Err(error) = self.delete().await
+            {
                 warn!(
                     error = &error as &dyn std::error::Error,
                     "deleting old tasks failed; the next try is in an hour"

@@ -1,11 +1,11 @@
 //! Retires a CA that has a successor as soon as no agent and no join token needs it.
 
-use crate::ca_change;
+use crate::ca_change::{self, CaChangeError};
 use crate::clock::Clock;
 use crate::pki::Ca;
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::token::hex;
-use procfleet_store::{NewAudit, Store, StoreError};
+use procfleet_store::{Lease, NewAudit, OldCa, Store, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -39,6 +39,9 @@ impl Succession {
                 _ = changes.changed() => continue,
                 () = look => {}
             }
+            if !self.store.membership().has(Lease::Succession) {
+                continue;
+            }
             match self.is_free().await {
                 Ok(false) => {}
                 Ok(true) => self.retire().await,
@@ -51,13 +54,17 @@ impl Succession {
     }
 
     async fn retire(&self) {
-        let (old, now) = (hex(&self.ca.pin()), self.clock.wall());
+        let (old, now) = (self.ca.pin(), self.clock.wall());
         let detail = "no agent and no join token needs it".to_owned();
-        let record = NewAudit::of_server(now, "ca_retire", old.clone(), detail);
-        match ca_change::retire(self.store.clone(), self.ca.clone(), now, |_| record).await {
-            Ok(Some(_)) => info!(retired = old, "the CA was retired: no agent and no join token needs it"),
-            // An administrator was faster.
-            Ok(None) => {}
+        let record = NewAudit::of_server(now, "ca_retire", hex(&old), detail);
+        let how = OldCa::RetireIfUnneeded { at: now };
+        match ca_change::retire(self.store.clone(), self.ca.clone(), old, how, move |_| record.clone()).await
+        {
+            Ok(Some(_)) => {
+                info!(retired = hex(&old), "the CA was retired: no agent and no join token needs it");
+            }
+            // An administrator or another server was faster, or an agent has joined just now.
+            Ok(None) | Err(CaChangeError::Needed { .. }) => {}
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 warn!(error, "the old CA could not be retired; trying again");

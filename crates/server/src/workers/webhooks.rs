@@ -9,7 +9,7 @@ use procfleet_failpoint::{Point, hit};
 use procfleet_http_client::Timeouts;
 use procfleet_program::panics;
 use procfleet_proto::http::events::{DeliveredEvent, data_id, delivery, without_secrets};
-use procfleet_store::{EventFilter, EventPage, EventRecord, Store};
+use procfleet_store::{EventFilter, EventPage, EventRecord, Lease, Store};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -90,6 +90,11 @@ impl Delivery {
     ) -> Instant {
         let now = Instant::now();
         let mut due = now + LONGEST_PAUSE;
+        // One server delivers for all. A delivery that another one has begun may come twice: receivers know
+        // events by their numbers.
+        if !self.store.membership().has(Lease::Webhooks) {
+            return now + FIRST_PAUSE;
+        }
         let webhooks = match self.store.webhooks().await {
             Ok(webhooks) => webhooks,
             Err(error) => {

@@ -4,7 +4,7 @@
 //! have no index besides their key.
 
 use super::PgStore;
-use super::agents::{COLUMNS, TABLES, ids, record};
+use super::agents::{COLUMNS, TABLES, ids, present, record};
 use super::columns::{host, integer, plain, small};
 use super::conditions::{Conditions, Value};
 use crate::order::host_order;
@@ -14,8 +14,11 @@ use procfleet_core::select::Term;
 use procfleet_proto::http::cursor::{AgentCursor, AgentKey, AgentOrder};
 
 /// In the order of bytes, as the columns.
-const STATE: &str = "(CASE WHEN revoked_at IS NOT NULL THEN 'revoked' WHEN present THEN 'connected' ELSE 'away' END) \
-                     COLLATE \"C\"";
+const STATE: &str = concat!(
+    "(CASE WHEN revoked_at IS NOT NULL THEN 'revoked' WHEN ",
+    present!(),
+    " THEN 'connected' ELSE 'away' END) COLLATE \"C\""
+);
 
 /// Negative, so that the agents that were heard last come first.
 const HEARD_RANK: &str = "-(CASE heard_at WHEN 0 THEN changed_at ELSE heard_at END)";
@@ -163,10 +166,10 @@ pub(super) fn conditions(filter: &AgentFilter) -> Conditions {
     conditions.matches("version", filter.version.as_deref().map(plain).as_deref());
     conditions.equals(STATE, filter.state.map(str::to_owned));
     if filter.connected == ConnectedAgents::LeftOut {
-        conditions.always("NOT present");
+        conditions.always(concat!("NOT ", present!()));
     }
     if let Some(since) = filter.away_since {
-        conditions.add("NOT present AND changed_at <= ?", [since]);
+        conditions.add(concat!("NOT ", present!(), " AND changed_at <= ?"), [since]);
     }
     if let Some(among) = &filter.among {
         conditions.add("agent_id = ANY(?)", [ids(among)]);

@@ -6,6 +6,7 @@
 
 use super::PgStore;
 use super::audit::insert_audit;
+use super::ca;
 use super::columns::{agent, business, from_json, hash, host, integer, mark_if_any, natural, plain, to_json};
 use super::conditions::Value;
 use super::fault::PgFault;
@@ -14,8 +15,8 @@ use crate::clock::{ClockReading, WallMs};
 use crate::order::host_order;
 use crate::types::Belonging;
 use crate::{
-    AGENT_REPLACED, AgentRecord, FoundTarget, JoinTokenRefusal, JoinedAgent, JoiningAgent, LINK, NewAudit,
-    Replaces, Revoked, StoreError, TokenUse,
+    AGENT_REPLACED, AgentRecord, Dismissal, FoundTarget, JoinTokenRefusal, JoinedAgent, JoiningAgent, LINK,
+    NewAudit, Replaces, Revoked, ServerId, SessionRecord, StoreError, TokenUse,
 };
 use deadpool_postgres::Transaction;
 use procfleet_core::code::Code;
@@ -26,10 +27,21 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use tokio_postgres::Row;
 
+/// Whether an agent is connected to a living server, of [`TABLES`].
+macro_rules! present {
+    () => {
+        "(connected AND holder IN (SELECT id FROM servers WHERE state = 'up'))"
+    };
+}
+pub(super) use present;
+
 /// The columns that [`record`] reads, of [`TABLES`].
-pub(super) const COLUMNS: &str = "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, connected, \
-     changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why, labels, changed_boot, \
-     changed_boot_ms, CASE heard_at WHEN 0 THEN changed_at ELSE heard_at END";
+pub(super) const COLUMNS: &str = concat!(
+    "agent_id, cloud_id, ip, certificate_sha256, version, enrolled_at, retired_at, ",
+    present!(),
+    ", changed_at, epoch, facts, business_id, certificate_expires_at, revoked_at, revoked_why, labels, changed_boot, \
+     changed_boot_ms, CASE heard_at WHEN 0 THEN changed_at ELSE heard_at END"
+);
 
 /// Every agent has a session. The planner removes a LEFT JOIN of which no column is used.
 pub(super) const TABLES: &str = "agents LEFT JOIN sessions USING (agent_id)";
@@ -123,9 +135,11 @@ impl PgStore {
         version: &str,
         facts: &str,
         at: i64,
+        highest: Epoch,
     ) -> Result<Epoch, StoreError> {
-        let arguments = (agent.clone(), plain(version), plain(facts), at);
-        self.write("noting that an agent connected", arguments, |tx, (agent, version, facts, at)| {
+        let holder = self.membership().run();
+        let arguments = (agent.clone(), plain(version), plain(facts), at, highest, holder);
+        self.write("noting that an agent connected", arguments, |tx, (agent, version, facts, at, highest, holder)| {
             Box::pin(async move {
                 // An UPDATE … FROM agents would not see that the agent was retired or revoked while it waited
                 // for the session. The lock of the agent's row does, and holds until the commit.
@@ -139,11 +153,14 @@ impl PgStore {
                                UPDATE agents SET version = $2, facts = $3 FROM living \
                                WHERE agents.agent_id = living.agent_id AND is_other \
                            ) \
-                           UPDATE sessions SET epoch = epoch + 1, connected = true, present = true, \
+                           UPDATE sessions SET epoch = greatest(epoch, $5) + 1, holder = $6, connected = true, \
                            changed_at = $4, heard_at = $4 FROM living \
                            WHERE sessions.agent_id = living.agent_id RETURNING epoch";
                 let statement = tx.prepare_cached(sql).await?;
-                let row = tx.query_opt(&statement, &[&agent.as_str(), version, facts, at]).await?;
+                let highest = integer(highest.0);
+                let row = tx
+                    .query_opt(&statement, &[&agent.as_str(), version, facts, at, &highest, &holder.0])
+                    .await?;
                 let row = row.ok_or_else(|| StoreError::NoSuchAgent(agent.clone()))?;
                 Ok(Epoch(natural(row.try_get(0)?)))
             })
@@ -160,6 +177,47 @@ impl PgStore {
         Ok(heard.into_iter().collect())
     }
 
+    pub(crate) async fn dismissals(
+        &self,
+        agents: Vec<AgentId>,
+    ) -> Result<HashMap<AgentId, Dismissal>, StoreError> {
+        const DOING: &str = "reading which agents were dismissed";
+        let sql = "SELECT agent_id, retired_at IS NOT NULL, revoked_why FROM agents \
+                   WHERE agent_id = ANY(?) AND (retired_at IS NOT NULL OR revoked_at IS NOT NULL)";
+        let rows = self.rows(DOING, sql, &[ids(&agents).into()]).await?;
+        let found = self.converted(DOING, &rows, |row| {
+            Ok((
+                agent(row, 0)?,
+                if row.try_get(1)? { Dismissal::Retired } else { Dismissal::Revoked(row.try_get(2)?) },
+            ))
+        })?;
+        Ok(found.into_iter().collect())
+    }
+
+    pub(crate) async fn sessions_of(
+        &self,
+        agents: Vec<AgentId>,
+    ) -> Result<HashMap<AgentId, SessionRecord>, StoreError> {
+        const DOING: &str = "reading sessions of agents";
+        let sql = format!(
+            "SELECT agent_id, epoch, {}, holder, changed_at, \
+             CASE heard_at WHEN 0 THEN changed_at ELSE heard_at END FROM sessions WHERE agent_id = ANY(?)",
+            present!()
+        );
+        let rows = self.rows(DOING, &sql, &[ids(&agents).into()]).await?;
+        let found = self.converted(DOING, &rows, |row| {
+            let session = SessionRecord {
+                epoch: Epoch(natural(row.try_get(1)?)),
+                connected: row.try_get(2)?,
+                holder: ServerId(row.try_get(3)?),
+                changed_at: row.try_get(4)?,
+                heard_at: row.try_get(5)?,
+            };
+            Ok((agent(row, 0)?, session))
+        })?;
+        Ok(found.into_iter().collect())
+    }
+
     pub(crate) async fn agent_disconnected(
         &self,
         agent: &AgentId,
@@ -170,7 +228,7 @@ impl PgStore {
         let arguments = (agent.clone(), epoch, at, heard);
         self.write("noting that an agent disconnected", arguments, |tx, (agent, epoch, at, heard)| {
             Box::pin(async move {
-                let sql = "UPDATE sessions SET connected = false, present = false, changed_at = $1, \
+                let sql = "UPDATE sessions SET connected = false, changed_at = $1, \
                            changed_boot = $2, changed_boot_ms = $3, heard_at = $4 \
                            WHERE agent_id = $5 AND epoch = $6 AND connected";
                 let statement = tx.prepare_cached(sql).await?;
@@ -283,6 +341,8 @@ async fn enroll(
         subject: joining.agent.to_string(),
         ..NewAudit::default()
     };
+    // Before the token, as a change of the CA locks them.
+    ca::check_signing(tx, &joining.certificate).await?;
     let allowed = match tokens::lock(tx, token, now).await? {
         Ok(belonging) => {
             let occupant = lock_occupant(tx, belonging.host(joining.ip), now).await?;
@@ -413,7 +473,7 @@ async fn tell_takeover(
 async fn retire(tx: &Transaction<'_>, agent: &AgentId, now: i64) -> Result<(), PgFault> {
     let sql = "WITH ended AS ( \
                    UPDATE sessions SET changed_at = CASE WHEN connected THEN $2 ELSE changed_at END, \
-                   connected = false, present = false WHERE agent_id = $1 \
+                   connected = false WHERE agent_id = $1 \
                ), no_procs AS (DELETE FROM procs WHERE agent = $1), \
                no_groups AS (DELETE FROM process_groups WHERE agent = $1), \
                no_certificates AS (DELETE FROM certificates WHERE agent = $1) \
@@ -450,8 +510,8 @@ pub(super) async fn insert(
                    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
                    ON CONFLICT (agent_id) DO NOTHING RETURNING agent_id \
                ), session AS ( \
-                   INSERT INTO sessions (agent_id, epoch, connected, present, changed_at) \
-                   SELECT agent_id, 0, false, false, $11 FROM new \
+                   INSERT INTO sessions (agent_id, epoch, connected, changed_at) \
+                   SELECT agent_id, 0, false, $11 FROM new \
                ), certificate AS ( \
                    INSERT INTO certificates (agent, sha256, ca_sha256, issued_at, expires_at) \
                    SELECT agent_id, $6, $7, $12, $8 FROM new \

@@ -3,6 +3,7 @@
 use super::PgStore;
 use super::agents::{COLUMNS, TABLES, ids, record};
 use super::audit::insert_audit;
+use super::ca;
 use super::columns::{hash_if_any, natural, plain};
 use super::conditions::Value;
 use super::fault::PgFault;
@@ -49,6 +50,7 @@ impl PgStore {
         let arguments = (agent.clone(), certificate);
         self.write("giving an agent a certificate", arguments, |tx, (agent, certificate)| {
             Box::pin(async move {
+                ca::check_signing(tx, certificate).await?;
                 // Held until the commit, so that the certificate in use does not change meanwhile.
                 let sql = "SELECT 1 FROM agents WHERE agent_id = $1 AND retired_at IS NULL AND revoked_at IS NULL \
                            FOR NO KEY UPDATE";

@@ -74,6 +74,11 @@ impl PgFault {
         }
     }
 
+    /// For a log line.
+    pub(super) fn reason(self) -> String {
+        chain(&self.during("the store"))
+    }
+
     pub(super) fn during(self, doing: &'static str) -> StoreError {
         match self {
             PgFault::Sql(source) if is_away(&source) => StoreError::Away { doing, reason: chain(&source) },

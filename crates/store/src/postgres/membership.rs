@@ -1,36 +1,47 @@
-//! The server's right to use the store, and whether the database answers.
+//! The beats of this server, and what it does about servers that have none any more.
 //!
-//! One server uses a PostgreSQL store at a time. It advances a beat in the store twice a
-//! second on a connection of its own, so that a busy pool cannot cost it the right. No clock is compared
-//! between machines: a server that starts takes over only after it has seen the same beat for
-//! [`TAKEOVER`] by its own clock, or at once when the last server has left in order or its process is gone
-//! from this machine. Taking over advances the term, and every change locks the term's row and compares it:
-//! a server that was stopped in the meantime can change nothing any more.
+//! ```text
+//! enter --> row `up` --beat, twice a second--> row stays `up`
+//!                  \--leave---------------------> `left`    its agents are unheld, its leases free
+//!                   \--silent for TAKEOVER------> `fenced`  by another server; the same
+//! ```
+//!
+//! A row that is not `up` never is again: a server that was fenced enters anew, with another row. Every
+//! change that a server makes locks its row and checks that it is up, so a server that was stopped for a
+//! while can change nothing after others have taken over from it. Beats have a connection of their own, so
+//! that a busy pool cannot cost a server its place.
+//!
+//! A lease belongs to a row of `servers`, and is free when that row is not up. It moves only then, so the
+//! check of the server's row fences all work that is done under leases, too.
 
-use super::fault::{PgFault, chain};
+use super::fault::PgFault;
+use super::schema;
 use super::url::Connector;
+use crate::clock::boot_now;
+use crate::membership::{Lease, LivingServer, Membership, ServerId, ServerIntro, WakeMode};
 use crate::{DriverError, StoreError};
 use deadpool_postgres::{Object, Transaction};
+use procfleet_core::BootTime;
+use procfleet_core::membership::{PeerBeats, TRUST};
+use procfleet_core::store_clock::{ClockSample, Clocked, StoreClock};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
-use tokio::time::Instant;
-use tokio_postgres::{Client, Config};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio_postgres::{Client, Config, GenericClient};
 
 const BEAT: Duration = Duration::from_millis(500);
 /// A database that needs longer for a beat is away. Opening a connection included.
 const PATIENCE: Duration = Duration::from_millis(1_200);
-/// How long another server must be silent before its place is taken.
-const TAKEOVER: Duration = Duration::from_secs(15);
-/// How long the term of another server is awaited: its changes under way end within this time.
-const LOOK: Duration = Duration::from_millis(500);
 
-/// The right to change the store, until another server takes over.
+/// Rows of ended runs that are kept for operators.
+const KEPT_ROWS: i64 = 100;
+
+/// Keeps the place of this server in the store.
 #[derive(Clone, Debug)]
-pub(super) struct Membership {
-    term: i64,
-    state: watch::Receiver<MembershipState>,
+pub(super) struct Beats {
+    state: watch::Receiver<DatabaseState>,
     task: Arc<RenewTask>,
 }
 
@@ -45,88 +56,86 @@ impl Drop for RenewTask {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum MembershipState {
+enum DatabaseState {
     Well,
     /// The database does not answer, for this reason.
     Away(String),
-    /// Another server has taken over.
-    Fenced,
+    /// A newer server has upgraded the store beyond this one: its schema, and the newest that this one knows.
+    Newer(i64),
 }
 
-/// The row of the server that uses the store.
-#[derive(Debug, PartialEq, Eq)]
-struct Holder {
-    term: i64,
-    beat: i64,
-    /// `None`: it has left in order, or there was none.
-    process: Option<String>,
-}
-
-/// Enters the store as its server, or says that another one uses it.
-pub(super) async fn enter(connection: &mut Object, name: &str) -> Result<i64, StoreError> {
-    const DOING: &str = "entering the store";
-    let failed = |fault: PgFault| fault.during(DOING);
-    let in_use = || StoreError::InUse { store: name.to_owned() };
-    let first = look(connection).await.map_err(failed)?;
-    if first.process.as_deref().is_some_and(|process| !ProcessId::is_gone(process)) {
-        tracing::info!(
-            store = name,
-            wait_secs = TAKEOVER.as_secs(),
-            "another server has used the store; waiting to see whether it is alive"
-        );
-        let until = Instant::now() + TAKEOVER;
-        while Instant::now() < until {
-            tokio::time::sleep(LOOK).await;
-            let now = look(connection).await.map_err(failed)?;
-            if now != first {
-                return Err(in_use());
-            }
+/// Makes a row for this server. Servers of this machine whose processes are gone are fenced at once.
+/// A server that enters again drains as before: only its operator, or its end, ends that.
+pub(super) async fn enter(client: &impl GenericClient, membership: &Membership) -> Result<ServerId, PgFault> {
+    let sql = "WITH new AS (INSERT INTO servers (name, advertise, version, process, state, started_at) \
+               VALUES ($1, $2, $3, $4, 'up', (extract(epoch FROM clock_timestamp()) * 1000)::bigint) RETURNING id) \
+               INSERT INTO beats (server, beat, drains) SELECT id, 1, $5 FROM new RETURNING server";
+    let process = ProcessId::own();
+    let ServerIntro { name, advertise, version } = &membership.intro();
+    let drains = membership.view().borrow().drains;
+    let row = client.query_one(sql, &[name, advertise, version, &process, &drains]).await?;
+    let own = ServerId(row.try_get(0)?);
+    let others =
+        client.query("SELECT id, process FROM servers WHERE state = 'up' AND id <> $1", &[&own.0]).await?;
+    for row in others {
+        let (id, process): (i64, &str) = (row.try_get(0)?, row.try_get(1)?);
+        if ProcessId::is_gone(process) {
+            client
+                .execute("UPDATE servers SET state = 'fenced' WHERE id = $1 AND state = 'up'", &[&id])
+                .await?;
+            tracing::info!(server = id, "a server of this machine that has ended was declared dead");
         }
     }
-    let sql = "UPDATE servers SET term = term + 1, process = $3 FROM beats \
-               WHERE servers.id = 1 AND beats.id = 1 AND term = $1 AND beat = $2 RETURNING term";
-    let process = ProcessId::own();
-    let taken = connection.query_opt(sql, &[&first.term, &first.beat, &process]).await;
-    match taken.map_err(|error| failed(error.into()))? {
-        Some(row) => Ok(row.try_get(0).map_err(|error| failed(PgFault::Sql(error)))?),
-        None => Err(in_use()),
-    }
+    take_leases(client, own).await?;
+    // A session of a server without a row counts as one of a dead server.
+    client.execute("DELETE FROM servers WHERE state <> 'up' AND id < $1", &[&(own.0 - KEPT_ROWS)]).await?;
+    Ok(own)
 }
 
-async fn look(connection: &Object) -> Result<Holder, PgFault> {
-    let row = connection
-        .query_one("SELECT term, beat, process FROM servers JOIN beats USING (id) WHERE id = 1", &[])
-        .await?;
-    Ok(Holder { term: row.try_get(0)?, beat: row.try_get(1)?, process: row.try_get(2)? })
+/// Takes all leases that are free. One statement: a server that stops in the middle holds nothing up.
+async fn take_leases(client: &impl GenericClient, own: ServerId) -> Result<(), PgFault> {
+    let sql = "UPDATE leases SET server = $1, term = term + 1 \
+               WHERE NOT EXISTS (SELECT 1 FROM servers WHERE id = leases.server AND state = 'up') \
+               AND EXISTS (SELECT 1 FROM servers WHERE id = $1 AND state = 'up')";
+    client.execute(sql, &[&own.0]).await?;
+    Ok(())
 }
 
-/// For every change: the term is still ours, and stays so until the commit.
-pub(super) async fn hold(tx: &Transaction<'_>, term: i64) -> Result<(), PgFault> {
-    let statement = tx.prepare_cached("SELECT 1 FROM servers WHERE id = 1 AND term = $1 FOR SHARE").await?;
-    match tx.query_opt(&statement, &[&term]).await? {
+/// For every change: this run of the server is up, and stays so until the commit.
+pub(super) async fn hold(tx: &Transaction<'_>, run: ServerId) -> Result<(), PgFault> {
+    let statement =
+        tx.prepare_cached("SELECT 1 FROM servers WHERE id = $1 AND state = 'up' FOR SHARE").await?;
+    match tx.query_opt(&statement, &[&run.0]).await? {
         Some(_) => Ok(()),
         None => Err(StoreError::Fenced.into()),
     }
 }
 
-impl Membership {
-    /// Keeps the right that [`enter`] has gained.
-    pub(super) fn keep(term: i64, config: Config, connector: Connector) -> Membership {
-        let (sender, state) = watch::channel(MembershipState::Well);
-        let task = tokio::spawn(renew(term, config, connector, sender)).abort_handle();
-        Membership { term, state, task: Arc::new(RenewTask(task)) }
-    }
-
-    pub(super) fn term(&self) -> i64 {
-        self.term
+impl Beats {
+    /// Keeps the place that [`enter`] has made.
+    pub(super) fn keep(membership: Membership, config: Config, connector: Connector) -> Beats {
+        let (sender, state) = watch::channel(DatabaseState::Well);
+        let renewal = BeatTask {
+            membership,
+            config,
+            connector,
+            state: sender,
+            client: None,
+            peers: PeerBeats::default(),
+            looked_at: boot_now(),
+            clock: StoreClock::default(),
+            takeover: None,
+        };
+        let task = tokio::spawn(renewal.run()).abort_handle();
+        Beats { state, task: Arc::new(RenewTask(task)) }
     }
 
     /// Why the database cannot be used now.
     pub(super) fn away(&self) -> Option<String> {
         match &*self.state.borrow() {
-            MembershipState::Well => None,
-            MembershipState::Away(reason) => Some(reason.clone()),
-            MembershipState::Fenced => Some(StoreError::Fenced.to_string()),
+            DatabaseState::Well => None,
+            DatabaseState::Away(reason) => Some(reason.clone()),
+            DatabaseState::Newer(_) => Some("a newer server has upgraded the store".to_owned()),
         }
     }
 
@@ -144,10 +153,16 @@ impl Membership {
         }
     }
 
-    pub(super) async fn wait_until_fenced(&self) {
+    /// Returns the schema of a store that has become too new for this server.
+    pub(super) async fn wait_until_newer(&self) -> i64 {
         let mut state = self.state.clone();
-        if state.wait_for(|state| *state == MembershipState::Fenced).await.is_err() {
-            std::future::pending::<()>().await;
+        loop {
+            if let DatabaseState::Newer(found) = *state.borrow_and_update() {
+                return found;
+            }
+            if state.changed().await.is_err() {
+                return std::future::pending().await;
+            }
         }
     }
 
@@ -157,10 +172,10 @@ impl Membership {
     }
 }
 
-/// Lets the next server start at once. The database may be away by now, which costs the next one its wait.
-pub(super) async fn leave(connection: &Object, term: i64) -> Result<(), StoreError> {
-    let sql = "UPDATE servers SET process = NULL WHERE id = 1 AND term = $1";
-    let left = connection.execute(sql, &[&term]).await;
+/// Lets others take over at once. The database may be away by now, which costs them their wait.
+pub(super) async fn leave(connection: &Object, run: ServerId) -> Result<(), StoreError> {
+    let sql = "UPDATE servers SET state = 'left' WHERE id = $1 AND state = 'up'";
+    let left = connection.execute(sql, &[&run.0]).await;
     left.map_err(|source| StoreError::Database {
         doing: "leaving the store",
         source: DriverError::new(source),
@@ -168,74 +183,261 @@ pub(super) async fn leave(connection: &Object, term: i64) -> Result<(), StoreErr
     Ok(())
 }
 
-async fn renew(term: i64, config: Config, connector: Connector, state: watch::Sender<MembershipState>) {
-    let mut client: Option<Client> = None;
-    loop {
-        let beat = tokio::time::timeout(PATIENCE, beat(term, &config, &connector, &mut client)).await;
-        let now = match beat {
-            Ok(Ok(true)) => MembershipState::Well,
-            Ok(Ok(false)) => MembershipState::Fenced,
-            Ok(Err(error)) => MembershipState::Away(chain(&error)),
-            Err(_) => MembershipState::Away(format!(
-                "the database has not answered for {} ms",
-                PATIENCE.as_millis()
-            )),
-        };
-        if now != MembershipState::Well {
-            client = None;
+/// The task behind [`Beats`].
+struct BeatTask {
+    membership: Membership,
+    config: Config,
+    connector: Connector,
+    state: watch::Sender<DatabaseState>,
+    client: Option<Client>,
+    peers: PeerBeats<ServerId>,
+    looked_at: BootTime,
+    clock: StoreClock,
+    /// Fencing waits for changes of the fenced server that are under way, so it must not delay the beats.
+    takeover: Option<JoinHandle<()>>,
+}
+
+/// What one beat has found.
+enum Beat {
+    Confirmed,
+    /// Another server has declared this one dead.
+    Fenced,
+    Newer(i64),
+}
+
+impl BeatTask {
+    async fn run(mut self) {
+        loop {
+            let beat = tokio::time::timeout(PATIENCE, self.beat()).await;
+            let now = match beat {
+                Ok(Ok(Beat::Confirmed)) => DatabaseState::Well,
+                Ok(Ok(Beat::Fenced)) => match tokio::time::timeout(PATIENCE, self.enter_again()).await {
+                    Ok(Ok(())) => DatabaseState::Well,
+                    Ok(Err(fault)) => DatabaseState::Away(fault.reason()),
+                    Err(_) => DatabaseState::Away(silence()),
+                },
+                Ok(Ok(Beat::Newer(found))) => DatabaseState::Newer(found),
+                Ok(Err(fault)) => DatabaseState::Away(fault.reason()),
+                Err(_) => DatabaseState::Away(silence()),
+            };
+            if now != DatabaseState::Well {
+                self.client = None;
+            }
+            publish(&self.state, now);
+            tokio::time::sleep(BEAT).await;
         }
-        let fenced = now == MembershipState::Fenced;
-        publish(&state, now);
-        if fenced {
-            return;
+    }
+
+    async fn client(&mut self) -> Result<&Client, PgFault> {
+        if self.client.as_ref().is_none_or(Client::is_closed) {
+            self.client = Some(connect(&self.config, &self.connector).await?);
         }
-        tokio::time::sleep(BEAT).await;
+        Ok(self.client.as_ref().expect("it was just made"))
+    }
+
+    async fn beat(&mut self) -> Result<Beat, PgFault> {
+        let (run, load, mode) = (self.membership.run(), self.membership.load(), self.membership.wake_mode());
+        let client = self.client().await?;
+        let sent_at = boot_now();
+        // Beats have rows of their own: those of `servers` are locked by every change under way.
+        let sql = "WITH own AS (UPDATE beats SET beat = beat + 1, agents = $2, open_ops = $3, polling = $4 \
+                   FROM servers WHERE beats.server = $1 AND servers.id = $1 AND state = 'up' RETURNING drains) \
+                   SELECT (SELECT drains FROM own), \
+                   (extract(epoch FROM clock_timestamp()) * 1000)::bigint + shift_ms, version, oldest_server \
+                   FROM store_clock, schema_version";
+        let (agents, open_ops) = (clamped(load.agents), clamped(load.open_ops));
+        let polling = mode == WakeMode::Polling;
+        let row = client.query_one(sql, &[&run.0, &agents, &open_ops, &polling]).await?;
+        let sample = ClockSample { sent_at, received_at: boot_now(), store_ms: row.try_get(1)? };
+        let oldest: i64 = row.try_get(3)?;
+        if oldest > schema::known() {
+            return Ok(Beat::Newer(row.try_get(2)?));
+        }
+        let Some(drains) = row.try_get::<_, Option<bool>>(0)? else { return Ok(Beat::Fenced) };
+        self.membership.own().confirm(sent_at);
+        self.follow_clock(sample);
+        self.look(run, drains).await?;
+        Ok(Beat::Confirmed)
+    }
+
+    /// Looks at the other servers and the leases.
+    async fn look(&mut self, run: ServerId, drains: bool) -> Result<(), PgFault> {
+        let client = self.client().await?;
+        let servers = client
+            .query(
+                "SELECT id, beat, advertise, agents, drains FROM servers JOIN beats ON server = id WHERE state = 'up'",
+                &[],
+            )
+            .await?;
+        let sql = "SELECT name, server, EXISTS (SELECT 1 FROM servers WHERE id = leases.server AND state = 'up') FROM leases";
+        let rows = client.query(sql, &[]).await?;
+        let (mut alive, mut beats) = (BTreeMap::new(), Vec::new());
+        for row in servers {
+            let (id, beat): (ServerId, i64) = (ServerId(row.try_get(0)?), row.try_get(1)?);
+            let agents: i64 = row.try_get(3)?;
+            let server = LivingServer {
+                url: row.try_get(2)?,
+                agents: u64::try_from(agents).unwrap_or(0),
+                drains: row.try_get(4)?,
+            };
+            alive.insert(id, server);
+            if id != run {
+                beats.push((id, u64::try_from(beat).unwrap_or(0)));
+            }
+        }
+        let mut free = false;
+        let mut leases = std::collections::BTreeSet::new();
+        for row in rows {
+            let (name, server): (&str, i64) = (row.try_get(0)?, row.try_get(1)?);
+            if server == run.0 {
+                leases.extend(Lease::named(name));
+            } else {
+                free |= !row.try_get::<_, bool>(2)?;
+            }
+        }
+        let now = boot_now();
+        // This server did not look for long enough to miss beats of the others.
+        if now.since(self.looked_at) >= TRUST {
+            self.peers.forget();
+        }
+        self.looked_at = now;
+        let silent = self.peers.observe(now, &beats);
+        if (free || !silent.is_empty()) && self.takeover.as_ref().is_none_or(JoinHandle::is_finished) {
+            let (config, connector) = (self.config.clone(), self.connector.clone());
+            self.takeover = Some(tokio::spawn(take_over(config, connector, run, silent)));
+        }
+        self.membership.publish(|view| {
+            view.run = run;
+            view.leases = leases;
+            view.alive = alive;
+            view.drains = drains;
+        });
+        Ok(())
+    }
+
+    fn follow_clock(&mut self, sample: ClockSample) {
+        match self.clock.observe(sample) {
+            Clocked::Fits => {}
+            Clocked::Odd => tracing::debug!("the database's clock does not fit; looking again"),
+            Clocked::Jumped(by_ms) => {
+                let busy = self.takeover.as_ref().is_some_and(|task| !task.is_finished());
+                if self.membership.has(Lease::Clock) && !busy {
+                    tracing::error!(
+                        by_ms,
+                        "the database's clock has jumped; the store's time goes on as before, by a correction that is stored. Check the clocks of the database's machines"
+                    );
+                    let (config, connector) = (self.config.clone(), self.connector.clone());
+                    let run = self.membership.run();
+                    self.takeover = Some(tokio::spawn(shift_clock(config, connector, run, by_ms)));
+                }
+            }
+            Clocked::Adopted(by_ms) => tracing::error!(
+                by_ms,
+                "the database's clock has jumped and no server could correct it; deadlines of open ops move with it. Check the clocks of the database's machines"
+            ),
+        }
+        if let Some(offset) = self.clock.offset() {
+            self.membership.set_offset(offset);
+        }
+    }
+
+    /// This run was declared dead: its sessions and decisions are void. Goes on as a new server.
+    async fn enter_again(&mut self) -> Result<(), PgFault> {
+        self.membership.own().lose();
+        let old = self.membership.run();
+        let membership = self.membership.clone();
+        let client = self.client().await?;
+        let run = enter(client, &membership).await?;
+        client.execute("UPDATE server_seal_keys SET run = $1 WHERE run = $2", &[&run.0, &old.0]).await?;
+        tracing::error!(
+            server = run.0,
+            "other servers have declared this one dead while it did not reach the database; its sessions end, and it goes on as a new server"
+        );
+        self.membership.publish(|view| {
+            view.run = run;
+            view.leases.clear();
+        });
+        Ok(())
     }
 }
 
-/// False: another server has taken over.
-async fn beat(
-    term: i64,
-    config: &Config,
-    connector: &Connector,
-    client: &mut Option<Client>,
-) -> Result<bool, tokio_postgres::Error> {
-    let client = match client {
-        Some(client) if !client.is_closed() => client,
-        _ => {
-            let (new, connection) = config.connect(connector.clone()).await?;
-            // It ends with its client, and its errors are those of the client's calls.
-            tokio::spawn(async move {
-                let _ = connection.await;
-            });
-            client.insert(new)
-        }
-    };
-    // Beats have a row of their own: that of the term is locked by every change under way.
-    let sql =
-        "UPDATE beats SET beat = beat + 1 FROM servers WHERE beats.id = 1 AND servers.id = 1 AND term = $1";
-    Ok(client.execute(sql, &[&term]).await? > 0)
+fn clamped(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn publish(state: &watch::Sender<MembershipState>, now: MembershipState) {
+fn silence() -> String {
+    format!("the database has not answered for {} ms", PATIENCE.as_millis())
+}
+
+/// Declares silent servers dead and takes the leases that are free. What fails is tried again with the next
+/// look.
+async fn take_over(config: Config, connector: Connector, run: ServerId, silent: Vec<(ServerId, u64)>) {
+    let taken = async {
+        let client = connect(&config, &connector).await?;
+        client.batch_execute("SET lock_timeout = '2s'; SET statement_timeout = '5s'").await?;
+        for (id, beat) in silent {
+            let sql = "UPDATE servers SET state = 'fenced' FROM beats \
+                       WHERE servers.id = $1 AND beats.server = $1 AND state = 'up' AND beat = $2";
+            let beat = clamped(beat);
+            if client.execute(sql, &[&id.0, &beat]).await? > 0 {
+                tracing::warn!(
+                    server = id.0,
+                    "a server was silent and was declared dead; others take over its agents"
+                );
+            }
+        }
+        take_leases(&client, run).await
+    };
+    if let Err(fault) = taken.await {
+        tracing::debug!(reason = fault.reason(), "taking over from a silent server failed; trying again");
+    }
+}
+
+async fn shift_clock(config: Config, connector: Connector, run: ServerId, by_ms: i64) {
+    let shifted = async {
+        let client = connect(&config, &connector).await?;
+        let sql = "UPDATE store_clock SET shift_ms = shift_ms - $2 \
+                   WHERE EXISTS (SELECT 1 FROM leases WHERE name = 'clock' AND server = $1)";
+        client.execute(sql, &[&run.0, &by_ms]).await?;
+        Ok::<(), PgFault>(())
+    };
+    if let Err(fault) = shifted.await {
+        tracing::warn!(reason = fault.reason(), "correcting the store's time failed; trying again");
+    }
+}
+
+/// A connection outside the pool. It ends with its client.
+pub(super) async fn connect(config: &Config, connector: &Connector) -> Result<Client, PgFault> {
+    let (client, connection) = config.connect(connector.clone()).await?;
+    // Its errors are those of the client's calls.
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    Ok(client)
+}
+
+fn publish(state: &watch::Sender<DatabaseState>, now: DatabaseState) {
     state.send_if_modified(|known| {
         match (&*known, &now) {
-            (MembershipState::Well, MembershipState::Away(reason)) => tracing::error!(
+            (DatabaseState::Well, DatabaseState::Away(reason)) => tracing::error!(
                 reason,
                 "the database does not answer; calls are refused until it is back; check the database and the network between"
             ),
-            (MembershipState::Away(_), MembershipState::Well) => tracing::info!("the database answers again"),
-            (_, MembershipState::Fenced) => tracing::error!(
-                "another server has taken over the store while this one did not reach the database; this server ends"
+            (DatabaseState::Away(_), DatabaseState::Well) => tracing::info!("the database answers again"),
+            (DatabaseState::Well | DatabaseState::Away(_), DatabaseState::Newer(found)) => tracing::error!(
+                found,
+                known = schema::known(),
+                "a newer server has upgraded the store; this server ends. Upgrade it"
             ),
-            (MembershipState::Well, MembershipState::Well) | (MembershipState::Away(_), MembershipState::Away(_)) | (MembershipState::Fenced, _) => {}
+            (DatabaseState::Newer(_), _)
+            | (DatabaseState::Well, DatabaseState::Well)
+            | (DatabaseState::Away(_), DatabaseState::Away(_)) => {}
         }
         let changed = std::mem::discriminant(known) != std::mem::discriminant(&now);
         *known = now;
         changed
     });
 }
-
 /// A process of this machine: boot, pid namespace, pid and start time. None of them means anything on another
 /// machine or in another container.
 struct ProcessId;

@@ -3,14 +3,15 @@
 //! ```text
 //! method --> unit (a task of its own): connection from the pool, BEGIN, statements, COMMIT --> answer
 //! method --> read: connection from the pool, one statement, or several in one REPEATABLE READ snapshot
-//! beat   --> its own connection, twice a second: does the database answer, and is the store still ours?
+//! beat   --> its own connection, twice a second: does the database answer, and which servers are alive?
 //! ```
 //!
 //! - A unit is never cancelled: the caller may stop waiting, and the unit goes on.
 //! - A unit that lost a race (serialization failure, deadlock, lock timeout) is repeated as a whole.
 //! - While beats get no answer, every method returns [`StoreError::Away`] at once, and those that wait
 //!   return it, too.
-//! - All units lock rows in one order: sessions by agent, tasks by number, the event counter, the rest.
+//! - All units lock rows in one order: the server's own row, sessions by agent, tasks by number, the event
+//!   counter, the rest.
 
 mod agent_list;
 mod agents;
@@ -22,36 +23,43 @@ mod ca;
 mod certificates;
 mod columns;
 mod conditions;
+mod copy;
 mod events;
 mod fault;
 mod generation;
 mod membership;
 mod ops;
 mod partitions;
+mod pooler;
 mod proc_list;
 mod process_groups;
 mod procs;
 mod readmit;
 mod retention;
 mod schema;
+mod servers;
 mod submissions;
 mod tasks;
 mod tokens;
 mod url;
 mod users;
+mod wakeups;
 
 use crate::StoreError;
+use crate::membership::{Membership, MembershipView};
 use conditions::{Value, numbered};
 use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts, Transaction,
 };
 use fault::{PgFault, Repeat};
 use futures_util::future::BoxFuture;
-use membership::Membership;
+use membership::Beats;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::{IsolationLevel, Row};
 pub use url::{StoreUrl, UrlFault};
+use wakeups::Wakeups;
+pub(crate) use {copy::CopyTarget, copy::CopyTransaction, partitions::DAY_BITS};
 
 /// Connections of the pool. Each is one backend of the database; more than its cores gain little.
 const CONNECTIONS: usize = 8;
@@ -82,6 +90,8 @@ pub(crate) struct PgStore {
 struct Inner {
     pool: Pool,
     membership: Membership,
+    beats: Beats,
+    _wakeups: Wakeups,
     /// Where the store is, without the password.
     name: String,
 }
@@ -91,6 +101,8 @@ impl PgStore {
     pub(crate) async fn open(url: &StoreUrl) -> Result<PgStore, StoreError> {
         const DOING: &str = "opening the store";
         let connector = url.connector().map_err(|fault| StoreError::Url(fault.to_string()))?;
+        // Before the settings, which a pooler would pass on to its other clients.
+        pooler::refuse(url, &connector).await?;
         let manager = Manager::from_config(
             url.config().clone(),
             connector.clone(),
@@ -107,25 +119,37 @@ impl PgStore {
             .expect("a runtime is given, which the timeouts need");
         let mut first = pool.get().await.map_err(|error| PgFault::from(error).during(DOING))?;
         schema::migrate(&mut first, url.name()).await?;
-        let term = membership::enter(&mut first, url.name()).await?;
+        copy::record_use(&mut first, url.name()).await?;
+        let (membership, outgoing) = Membership::shared();
+        let client: &tokio_postgres::Client = &first;
+        let run = membership::enter(client, &membership).await.map_err(|fault| fault.during(DOING))?;
         drop(first);
-        let membership = Membership::keep(term, url.config().clone(), connector);
-        let inner = Inner { pool, membership, name: url.name().to_owned() };
+        membership.publish(|view| view.run = run);
+        let beats = Beats::keep(membership.clone(), url.config().clone(), connector.clone());
+        let wakeups = Wakeups::start(membership.clone(), outgoing, url.config().clone(), connector);
+        let inner = Inner { pool, membership, beats, _wakeups: wakeups, name: url.name().to_owned() };
         let store = PgStore { inner: Arc::new(inner) };
         store.prepare().await?;
         tracing::info!(store = url.name(), schema = schema::known(), "store opened");
         Ok(store)
     }
 
-    /// No agent is connected to a server that starts, and tasks of the next days find their partitions.
+    /// Tasks of the next days find their partitions, and the store's time and the leases are known.
     async fn prepare(&self) -> Result<(), StoreError> {
-        self.write("preparing the store", (), |tx, ()| {
-            Box::pin(async move {
-                tx.execute("UPDATE sessions SET present = false WHERE present", &[]).await?;
-                partitions::create_ahead(tx).await
-            })
-        })
-        .await
+        const DOING: &str = "preparing the store";
+        self.write(DOING, (), |tx, ()| Box::pin(partitions::create_ahead(tx))).await?;
+        let mut view = self.inner.membership.view();
+        let own = |view: &MembershipView| view.alive.contains_key(&view.run);
+        let known = async {
+            // Fails only if the sender is gone, which this store has.
+            let _ = view.wait_for(own).await;
+            Ok(())
+        };
+        self.answered(DOING, known).await
+    }
+
+    pub(crate) fn membership(&self) -> &Membership {
+        &self.inner.membership
     }
 
     /// As [`PgStore::rows`], inside a unit or a snapshot.
@@ -136,7 +160,7 @@ impl PgStore {
     }
 
     pub(crate) async fn refuses_changes(&self) -> Option<String> {
-        if let Some(reason) = self.inner.membership.away() {
+        if let Some(reason) = self.inner.beats.away() {
             return Some(reason);
         }
         let tried = self.write("trying a change", (), |tx, ()| {
@@ -151,16 +175,16 @@ impl PgStore {
         })
     }
 
-    /// The engine comes back by itself from everything but the loss of its right to use the store.
+    /// The engine comes back by itself from everything but an upgrade of the store beyond this program.
     pub(crate) async fn failed(&self) -> StoreError {
-        self.inner.membership.wait_until_fenced().await;
-        StoreError::Fenced
+        let found = self.inner.beats.wait_until_newer().await;
+        StoreError::Newer { store: self.inner.name.clone(), found, known: schema::known() }
     }
 
     pub(crate) async fn close(self) -> Result<(), StoreError> {
-        self.inner.membership.stop();
+        self.inner.beats.stop();
         let left = match self.inner.connection().await {
-            Ok(connection) => membership::leave(&connection, self.inner.membership.term()).await,
+            Ok(connection) => membership::leave(&connection, self.inner.membership.run()).await,
             Err(fault) => Err(fault.during("leaving the store")),
         };
         self.inner.pool.close();
@@ -186,7 +210,7 @@ impl PgStore {
         let done = tokio::select! {
             biased;
             done = unit => done.map_err(|error| StoreError::from_join(doing, &error))?,
-            reason = self.inner.membership.wait_until_away() => {
+            reason = self.inner.beats.wait_until_away() => {
                 // The unit goes on; whether it is committed is not known.
                 return Err(StoreError::Away { doing, reason });
             }
@@ -245,7 +269,7 @@ impl PgStore {
         tokio::select! {
             biased;
             done = read => done.map_err(|fault| fault.during(doing)),
-            reason = self.inner.membership.wait_until_away() => Err(StoreError::Away { doing, reason }),
+            reason = self.inner.beats.wait_until_away() => Err(StoreError::Away { doing, reason }),
         }
     }
 }
@@ -284,7 +308,7 @@ impl Inner {
     async fn once<A, T>(&self, arguments: &A, work: UnitFn<A, T>) -> Result<T, PgFault> {
         let mut connection = self.connection().await?;
         let transaction = connection.transaction().await?;
-        membership::hold(&transaction, self.membership.term()).await?;
+        membership::hold(&transaction, self.membership.run()).await?;
         let done = work(&transaction, arguments).await?;
         transaction.commit().await.map_err(PgFault::commit)?;
         Ok(done)

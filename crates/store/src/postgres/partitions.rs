@@ -2,6 +2,7 @@
 //!
 //! A task's number is `day * 2^38 + sequence`, so the bounds of each partition are known beforehand, and
 //! `WHERE task = …` reads one partition. Partitions are created some days ahead, and when one is missing.
+//! Tasks that were copied from an embedded store have small numbers, which are those of day 0.
 
 use super::fault::PgFault;
 use super::{Inner, schema};
@@ -9,7 +10,7 @@ use deadpool_postgres::Transaction;
 
 const TABLES: [&str; 3] = ["ops", "outcomes", "late_reports"];
 /// Bits of a task number below its day.
-const DAY_BITS: u32 = 38;
+pub(crate) const DAY_BITS: u32 = 38;
 const DAYS_AHEAD: i64 = 8;
 const DAY_MS: i64 = 86_400_000;
 const PARTITION_LOCK: i32 = 2;
@@ -44,7 +45,8 @@ pub(super) async fn create_for(inner: &Inner, number: i64) -> Result<(), PgFault
     Ok(transaction.commit().await?)
 }
 
-async fn create(tx: &Transaction<'_>, day: i64) -> Result<(), PgFault> {
+/// Does nothing for a day that has its partitions.
+pub(super) async fn create(tx: &Transaction<'_>, day: i64) -> Result<(), PgFault> {
     if missing(tx, day).await?.is_empty() {
         return Ok(());
     }

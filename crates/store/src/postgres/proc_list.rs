@@ -2,6 +2,7 @@
 
 use super::PgStore;
 use super::agent_list;
+use super::agents::present;
 use super::columns::{agent, host, integer, plain};
 use super::conditions::{Conditions, Value};
 use super::procs::{located, plain_key, total};
@@ -138,7 +139,7 @@ fn conditions(filter: &ProcFilter) -> Conditions {
     conditions.equals("state", filter.state.map(str::to_owned));
     if let Some(FailedProcs { accounts }) = &filter.failed {
         // The note of a proc says so while its agent is away.
-        let away = "EXISTS (SELECT 1 FROM sessions WHERE agent_id = agent AND NOT present)";
+        let away = concat!("EXISTS (SELECT 1 FROM sessions WHERE agent_id = agent AND NOT ", present!(), ")");
         match accounts {
             GrantScope::All => conditions.always(&format!("(failed OR {away})")),
             GrantScope::Only(some) => conditions.add(

@@ -4,24 +4,25 @@ use super::PgStore;
 use super::columns::{agent, from_json, integer, plain, to_json};
 use super::conditions::Value;
 use super::fault::PgFault;
-use super::procs::lock_agent;
+use super::procs::lock_session;
 use crate::limits;
 use crate::{GroupsRecord, StoreError};
 use deadpool_postgres::Transaction;
-use procfleet_core::AgentId;
 use procfleet_core::spec::ProcessGroup;
+use procfleet_core::{AgentId, Epoch};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 impl PgStore {
     pub(crate) async fn put_process_groups(
         &self,
         agent: &AgentId,
+        epoch: Epoch,
         groups: Vec<GroupsRecord>,
     ) -> Result<usize, StoreError> {
-        let arguments = (agent.clone(), plain_namespaces(groups));
-        self.write("storing changed process groups", arguments, |tx, (agent, groups)| {
+        let arguments = (agent.clone(), epoch, plain_namespaces(groups));
+        self.write("storing changed process groups", arguments, |tx, (agent, epoch, groups)| {
             Box::pin(async move {
-                lock_agent(tx, agent).await?;
+                lock_session(tx, agent, *epoch).await?;
                 let stored =
                     tx.prepare_cached("SELECT namespace FROM process_groups WHERE agent = $1").await?;
                 let rows = tx.query(&stored, &[&agent.as_str()]).await?;
@@ -40,12 +41,13 @@ impl PgStore {
     pub(crate) async fn replace_process_groups(
         &self,
         agent: &AgentId,
+        epoch: Epoch,
         groups: Vec<GroupsRecord>,
     ) -> Result<usize, StoreError> {
-        let arguments = (agent.clone(), plain_namespaces(groups));
-        self.write("storing an agent's process groups", arguments, |tx, (agent, groups)| {
+        let arguments = (agent.clone(), epoch, plain_namespaces(groups));
+        self.write("storing an agent's process groups", arguments, |tx, (agent, epoch, groups)| {
             Box::pin(async move {
-                lock_agent(tx, agent).await?;
+                lock_session(tx, agent, *epoch).await?;
                 let report = GroupsReport::new(groups, HashSet::new());
                 let sql = "DELETE FROM process_groups WHERE agent = $1 AND namespace <> ALL($2)";
                 let delete = tx.prepare_cached(sql).await?;

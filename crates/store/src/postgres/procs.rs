@@ -1,8 +1,8 @@
 //! The last report of each agent about its procs. The status is JSON that the store does not read.
 //!
-//! A unit locks the agent first, so reports of one agent come one after the other, and what a unit has read
-//! of the agent's procs holds until its commit. Keys are looked up one by one in scalar subqueries: a join
-//! would let the planner compare every reported proc with every stored one.
+//! A unit locks the agent's session first, so reports of one agent come one after the other, and what a unit
+//! has read of the agent's procs holds until its commit. Keys are looked up one by one in scalar subqueries:
+//! a join would let the planner compare every reported proc with every stored one.
 
 use super::PgStore;
 use super::columns::{agent, host, integer, natural, plain};
@@ -12,7 +12,7 @@ use crate::limits;
 use crate::{ProcListing, ProcPage, ProcRecord, StoreError};
 use deadpool_postgres::Transaction;
 use procfleet_core::grants::GrantScope;
-use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
+use procfleet_core::{AgentId, BusinessId, Epoch, Host, ProcKey};
 use ring::digest::{SHA256, digest};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -22,14 +22,15 @@ impl PgStore {
     pub(crate) async fn put_procs(
         &self,
         agent: &AgentId,
+        epoch: Epoch,
         procs: Vec<ProcRecord>,
         gone: Vec<ProcKey>,
     ) -> Result<usize, StoreError> {
         let gone: Vec<ProcKey> = gone.into_iter().map(plain_key).collect();
-        let arguments = (agent.clone(), newest(procs), gone);
-        self.write("storing changed procs", arguments, |tx, (agent, procs, gone)| {
+        let arguments = (agent.clone(), epoch, newest(procs), gone);
+        self.write("storing changed procs", arguments, |tx, (agent, epoch, procs, gone)| {
             Box::pin(async move {
-                lock_agent(tx, agent).await?;
+                lock_session(tx, agent, *epoch).await?;
                 delete(tx, agent, &gone.iter().collect::<Vec<_>>()).await?;
                 let known = known_revisions(tx, agent, procs).await?;
                 let excess = excess_beside_stored(tx, agent, procs, &known).await?;
@@ -47,12 +48,13 @@ impl PgStore {
     pub(crate) async fn replace_procs(
         &self,
         agent: &AgentId,
+        epoch: Epoch,
         procs: Vec<ProcRecord>,
     ) -> Result<usize, StoreError> {
-        let arguments = (agent.clone(), newest(procs));
-        self.write("storing an agent's procs", arguments, |tx, (agent, procs)| {
+        let arguments = (agent.clone(), epoch, newest(procs));
+        self.write("storing an agent's procs", arguments, |tx, (agent, epoch, procs)| {
             Box::pin(async move {
-                lock_agent(tx, agent).await?;
+                lock_session(tx, agent, *epoch).await?;
                 let mut excess = excess_of_large(procs, 0);
                 excess.extend(procs.iter().skip(limits::PROCS).map(|record| &record.proc));
                 let mut stored = stored(tx, agent).await?;
@@ -135,18 +137,22 @@ impl PgStore {
     }
 }
 
-/// Locks an agent that is not retired. It stays so until the commit.
-pub(super) async fn lock_agent(tx: &Transaction<'_>, agent: &AgentId) -> Result<(), PgFault> {
+/// Locks an agent that is not retired and whose last session is this one. Both stay so until the commit.
+pub(super) async fn lock_session(tx: &Transaction<'_>, agent: &AgentId, epoch: Epoch) -> Result<(), PgFault> {
     // Both rows: the session is first in the order of locks, and only a lock sees the newest `retired_at`,
     // which is no condition, because an index of agents by host would be eligible with it.
-    let sql = "SELECT retired_at IS NULL FROM sessions JOIN agents USING (agent_id) \
+    let sql = "SELECT retired_at IS NULL, epoch FROM sessions JOIN agents USING (agent_id) \
                WHERE agent_id = $1 FOR NO KEY UPDATE";
     let statement = tx.prepare_cached(sql).await?;
     let row = tx.query_opt(&statement, &[&agent.as_str()]).await?;
-    match row.map(|row| row.try_get(0)).transpose()? {
-        Some(true) => Ok(()),
-        Some(false) | None => Err(StoreError::NoSuchAgent(agent.clone()).into()),
+    let row = row.ok_or_else(|| StoreError::NoSuchAgent(agent.clone()))?;
+    if !row.try_get::<_, bool>(0)? {
+        return Err(StoreError::NoSuchAgent(agent.clone()).into());
     }
+    if natural(row.try_get(1)?) != epoch.0 {
+        return Err(StoreError::OldSession(agent.clone()).into());
+    }
+    Ok(())
 }
 
 /// A proc with its agent and host in ten columns: agent, cloud id, ip, namespace, name, revision, status,

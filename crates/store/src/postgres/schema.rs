@@ -8,7 +8,8 @@ use crate::StoreError;
 use deadpool_postgres::Object;
 use std::time::Duration;
 
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001_init.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("migrations/0001_init.sql"), include_str!("migrations/0002_store_use.sql")];
 
 /// The first of the two numbers of our advisory locks: the letters "proc".
 pub(super) const LOCKS: i32 = 0x7072_6f63;
@@ -16,6 +17,9 @@ const MIGRATION_LOCK: i32 = 1;
 
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// The oldest version whose servers can use the store beside this one: the version before. Older ones end.
+const OLDEST_SERVER: i64 = MIGRATIONS.len() as i64 - 1;
 
 /// The newest version that this program knows.
 pub(super) fn known() -> i64 {
@@ -45,21 +49,24 @@ async fn step(connection: &mut Object, name: &str) -> Result<(), PgFault> {
     let transaction = connection.transaction().await?;
     transaction.execute("SELECT pg_advisory_xact_lock($1, $2)", &[&LOCKS, &MIGRATION_LOCK]).await?;
     transaction
-        .batch_execute("CREATE TABLE IF NOT EXISTS schema_version (id integer PRIMARY KEY CHECK (id = 1), version bigint NOT NULL)")
+        .batch_execute("CREATE TABLE IF NOT EXISTS schema_version (id integer PRIMARY KEY CHECK (id = 1), version bigint NOT NULL, oldest_server bigint NOT NULL)")
         .await?;
-    let row = transaction.query_opt("SELECT version FROM schema_version WHERE id = 1", &[]).await?;
-    let found = match row {
-        Some(row) => row.try_get(0)?,
-        None => 0_i64,
+    let row =
+        transaction.query_opt("SELECT version, oldest_server FROM schema_version WHERE id = 1", &[]).await?;
+    let (found, oldest) = match row {
+        Some(row) => (row.try_get(0)?, row.try_get(1)?),
+        None => (0_i64, 0_i64),
     };
-    if found > known() {
+    if oldest > known() {
         return Err(StoreError::Newer { store: name.to_owned(), found, known: known() }.into());
     }
-    for migration in &MIGRATIONS[usize::try_from(found).unwrap_or(0)..] {
+    // Only adds to what the version before it knows, so that both can run side by side.
+    for migration in MIGRATIONS.iter().skip(usize::try_from(found).unwrap_or(0)) {
         transaction.batch_execute(migration).await?;
     }
-    let sql =
-        "INSERT INTO schema_version (id, version) VALUES (1, $1) ON CONFLICT (id) DO UPDATE SET version = $1";
-    transaction.execute(sql, &[&known()]).await?;
+    let sql = "INSERT INTO schema_version (id, version, oldest_server) VALUES (1, $1, $2) ON CONFLICT (id) DO UPDATE \
+               SET version = greatest(schema_version.version, $1), \
+               oldest_server = greatest(schema_version.oldest_server, $2)";
+    transaction.execute(sql, &[&known(), &OLDEST_SERVER]).await?;
     Ok(transaction.commit().await?)
 }

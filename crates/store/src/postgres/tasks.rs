@@ -255,10 +255,13 @@ async fn insert_ops(tx: &Transaction<'_>, number: i64, task: &NewTask) -> Result
         columns.start_by.push(op.start_by);
         columns.deadline.push(op.deadline);
     }
-    let sql = "INSERT INTO ops (task, idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline) \
-               SELECT $1, i.ordinal - 1, i.request, i.cloud, i.ip, i.supplier, i.named, i.agent, i.start_by, i.deadline \
+    let sql = "INSERT INTO ops (task, idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline, \
+               epoch, connected) \
+               SELECT $1, i.ordinal - 1, i.request, i.cloud, i.ip, i.supplier, i.named, i.agent, i.start_by, i.deadline, \
+               s.epoch, s.connected \
                FROM unnest($2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[], $9::bigint[]) \
-               WITH ORDINALITY AS i (request, cloud, ip, supplier, named, agent, start_by, deadline, ordinal)";
+               WITH ORDINALITY AS i (request, cloud, ip, supplier, named, agent, start_by, deadline, ordinal) \
+               LEFT JOIN sessions AS s ON s.agent_id = i.agent";
     let statement = tx.prepare_cached(sql).await?;
     let OpColumns { request, cloud, ip, supplier, named, agent, start_by, deadline } = &columns;
     tx.execute(&statement, &[&number, request, cloud, ip, supplier, named, agent, start_by, deadline])

@@ -3,6 +3,7 @@
 use super::PgStore;
 use super::agents::{lost_before, occupant, permit};
 use super::audit::insert_audit;
+use super::ca;
 use super::columns::{business, hash, plain, small};
 use super::conditions::Value;
 use super::fault::PgFault;
@@ -25,6 +26,7 @@ impl PgStore {
     pub(crate) async fn create_token(&self, token: NewToken) -> Result<(), StoreError> {
         self.write("creating a join token", token, |tx, token| {
             Box::pin(async move {
+                ca::check_presented(tx, token.ca).await?;
                 let sql = "INSERT INTO tokens (id, secret_hash, cloud_id, business_id, created_at, expires_at, \
                            uses_left, replaces) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING";
                 let statement = tx.prepare_cached(sql).await?;

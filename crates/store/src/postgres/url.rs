@@ -126,6 +126,10 @@ impl StoreUrl {
         &self.name
     }
 
+    pub fn has_password(&self) -> bool {
+        self.config.get_password().is_some()
+    }
+
     pub(super) fn config(&self) -> &Config {
         &self.config
     }

@@ -2,6 +2,7 @@
 
 use super::audit::insert_audit;
 use super::businesses::business;
+use super::ca;
 use super::certificates::{self};
 use super::columns::{agent, from_json, host, host_order, integer, mark_if_any, natural, text, to_json};
 use super::tokens;
@@ -9,8 +10,8 @@ use super::{QueryFault, SqliteStore};
 use crate::clock::{ClockReading, WallMs};
 use crate::types::Belonging;
 use crate::{
-    AGENT_REPLACED, AgentRecord, FoundTarget, JoinTokenRefusal, JoinedAgent, JoiningAgent, LINK, NewAudit,
-    Replaces, Revoked, StoreError, TokenUse,
+    AGENT_REPLACED, AgentRecord, Dismissal, FoundTarget, JoinTokenRefusal, JoinedAgent, JoiningAgent, LINK,
+    NewAudit, Replaces, Revoked, ServerId, SessionRecord, StoreError, TokenUse,
 };
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
@@ -53,6 +54,7 @@ impl SqliteStore {
                     return Ok(Err(refusal));
                 }
             };
+            ca::check_signing(db, &joining.certificate)?;
             tokens::spend(db, &token)?;
             let host = Host { cloud: belonging.cloud, ip: joining.ip };
             let retired = retire(db, host, now)?;
@@ -149,14 +151,15 @@ impl SqliteStore {
         version: &str,
         facts: &str,
         at: i64,
+        highest: Epoch,
     ) -> Result<Epoch, StoreError> {
         let (agent, version, facts) = (agent.clone(), version.to_owned(), facts.to_owned());
         self.write("noting that an agent connected", move |db| {
-            let sql = "UPDATE agents SET epoch = epoch + 1, connected = 1, present = 1, version = ?1, facts = ?2, changed_at = ?3, \
+            let sql = "UPDATE agents SET epoch = max(epoch, ?5) + 1, connected = 1, present = 1, version = ?1, facts = ?2, changed_at = ?3, \
                        heard_at = ?3 WHERE agent_id = ?4 AND retired_at IS NULL AND revoked_at IS NULL RETURNING epoch";
             let epoch = db
                 .prepare_cached(sql)?
-                .query_row(params![version, facts, at, agent.as_str()], |row| row.get(0))
+                .query_row(params![version, facts, at, agent.as_str(), integer(highest.0)], |row| row.get(0))
                 .optional()?
                 .ok_or(StoreError::NoSuchAgent(agent))?;
             Ok(Epoch(natural(epoch)))
@@ -174,6 +177,57 @@ impl SqliteStore {
                 heard.extend(at.map(|at| (agent, at)));
             }
             Ok(heard)
+        })
+        .await
+    }
+
+    pub(crate) async fn dismissals(
+        &self,
+        agents: Vec<AgentId>,
+    ) -> Result<HashMap<AgentId, Dismissal>, StoreError> {
+        self.read("reading which agents were dismissed", move |db| {
+            let sql = "SELECT retired_at IS NOT NULL, revoked_why FROM agents \
+                       WHERE agent_id = ? AND (retired_at IS NOT NULL OR revoked_at IS NOT NULL)";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut found = HashMap::new();
+            for agent in agents {
+                let mut rows = statement.query([agent.as_str()])?;
+                if let Some(row) = rows.next()? {
+                    let retired: bool = row.get(0)?;
+                    let why = if retired { Dismissal::Retired } else { Dismissal::Revoked(row.get(1)?) };
+                    drop(rows);
+                    found.insert(agent, why);
+                }
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    pub(crate) async fn sessions_of(
+        &self,
+        agents: Vec<AgentId>,
+    ) -> Result<HashMap<AgentId, SessionRecord>, StoreError> {
+        self.read("reading sessions of agents", move |db| {
+            let sql = "SELECT epoch, present, changed_at, iif(heard_at = 0, changed_at, heard_at) FROM agents \
+                       WHERE agent_id = ?";
+            let mut statement = db.prepare_cached(sql)?;
+            let mut found = HashMap::new();
+            for agent in agents {
+                let read = |row: &Row<'_>| {
+                    Ok(SessionRecord {
+                        epoch: Epoch(natural(row.get(0)?)),
+                        connected: row.get(1)?,
+                        holder: ServerId::default(),
+                        changed_at: row.get(2)?,
+                        heard_at: row.get(3)?,
+                    })
+                };
+                if let Some(session) = statement.query_row([agent.as_str()], read).optional()? {
+                    found.insert(agent, session);
+                }
+            }
+            Ok(found)
         })
         .await
     }
@@ -272,6 +326,17 @@ pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), QueryFault
     match db.prepare_cached(sql)?.exists([agent.as_str()])? {
         true => Ok(()),
         false => Err(StoreError::NoSuchAgent(agent.clone()).into()),
+    }
+}
+
+/// That the agent is enrolled, and that this is its last session.
+pub(super) fn require_session(db: &Connection, agent: &AgentId, epoch: Epoch) -> Result<(), QueryFault> {
+    let sql = "SELECT epoch FROM agents WHERE agent_id = ? AND retired_at IS NULL";
+    let found = db.prepare_cached(sql)?.query_row([agent.as_str()], |row| row.get(0)).optional()?;
+    match found.map(natural) {
+        Some(last) if last == epoch.0 => Ok(()),
+        Some(_) => Err(StoreError::OldSession(agent.clone()).into()),
+        None => Err(StoreError::NoSuchAgent(agent.clone()).into()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::agents::one;
 use super::audit::insert_audit;
+use super::ca;
 use super::columns::natural;
 use super::{QueryFault, SqliteStore};
 use crate::{AgentRecord, CertificateRecord, FORGOTTEN, NewAudit, StoreError};
@@ -45,6 +46,7 @@ impl SqliteStore {
             if !db.prepare_cached(sql)?.exists([agent.as_str()])? {
                 return Err(StoreError::NoSuchAgent(agent).into());
             }
+            ca::check_signing(db, &certificate)?;
             insert(db, &agent, &certificate)?;
             // Never deletes the certificate in use.
             let sql = "DELETE FROM certificates WHERE agent = ?1 AND sha256 NOT IN \
@@ -86,21 +88,11 @@ impl SqliteStore {
     }
 
     pub(crate) async fn agents_of_ca(&self, ca: [u8; 32]) -> Result<u64, StoreError> {
-        self.read("counting the agents of a CA", move |db| {
-            let sql = "SELECT count(*) FROM agents \
-                       WHERE certificate_ca = ? AND retired_at IS NULL AND revoked_at IS NULL";
-            Ok(natural(db.prepare_cached(sql)?.query_row([ca], |row| row.get(0))?))
-        })
-        .await
+        self.read("counting the agents of a CA", move |db| count_of_ca(db, ca)).await
     }
 
     pub(crate) async fn usable_tokens(&self, now: i64) -> Result<u64, StoreError> {
-        self.read("counting the join tokens", move |db| {
-            let sql =
-                "SELECT count(*) FROM tokens WHERE expires_at > ? AND uses_left > 0 AND revoked_at IS NULL";
-            Ok(natural(db.prepare_cached(sql)?.query_row([now], |row| row.get(0))?))
-        })
-        .await
+        self.read("counting the join tokens", move |db| count_usable_tokens(db, now)).await
     }
 
     pub(crate) async fn revoke_agents(
@@ -142,6 +134,18 @@ impl SqliteStore {
         })
         .await
     }
+}
+
+/// Number of agents that may connect and use a certificate of this CA.
+pub(super) fn count_of_ca(db: &Connection, ca: [u8; 32]) -> Result<u64, QueryFault> {
+    let sql = "SELECT count(*) FROM agents \
+               WHERE certificate_ca = ? AND retired_at IS NULL AND revoked_at IS NULL";
+    Ok(natural(db.prepare_cached(sql)?.query_row([ca], |row| row.get(0))?))
+}
+
+pub(super) fn count_usable_tokens(db: &Connection, now: i64) -> Result<u64, QueryFault> {
+    let sql = "SELECT count(*) FROM tokens WHERE expires_at > ? AND uses_left > 0 AND revoked_at IS NULL";
+    Ok(natural(db.prepare_cached(sql)?.query_row([now], |row| row.get(0))?))
 }
 
 pub(super) fn insert(

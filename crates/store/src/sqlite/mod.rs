@@ -37,6 +37,7 @@ mod reader;
 mod readmit;
 mod retention;
 mod schema;
+mod snapshot;
 mod submissions;
 mod tasks;
 mod tokens;
@@ -47,8 +48,9 @@ mod tests;
 
 pub use backup::{backup, restore};
 pub use schema::{StoreLock, lock};
+pub(crate) use snapshot::Snapshot;
 
-use crate::{DriverError, StoreError};
+use crate::{DrainOutcome, DriverError, Membership, NewAudit, ServerIntro, ServerRecord, StoreError};
 use health::{HealthGuard, StoreHealth};
 use integrity::{BackgroundCheck, StoreSize};
 use procfleet_failpoint::Point;
@@ -86,6 +88,7 @@ struct Inner {
     writer: Writer,
     reserve: Arc<Reserve>,
     health: Arc<StoreHealth>,
+    membership: Membership,
 }
 
 /// The error of a statement.
@@ -141,13 +144,45 @@ impl SqliteStore {
                 StoreSize::Large => Some(BackgroundCheck::start(&path, health.clone())?),
             };
             let check = Mutex::new(check);
-            let store = SqliteStore { inner: Arc::new(Inner { check, readers, writer, reserve, health }) };
+            let store = SqliteStore {
+                inner: Arc::new(Inner {
+                    check,
+                    readers,
+                    writer,
+                    reserve,
+                    health,
+                    membership: Membership::alone(),
+                }),
+            };
             store.fill_reserve();
             Ok(store)
         };
         tokio::task::spawn_blocking(open)
             .await
             .unwrap_or(Err(StoreError::Panicked { doing: "opening the store" }))
+    }
+
+    pub(crate) fn membership(&self) -> &Membership {
+        &self.inner.membership
+    }
+
+    /// The only server has nobody to introduce itself to.
+    pub(crate) async fn introduce(&self, _intro: ServerIntro) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    pub(crate) async fn servers(&self) -> Result<Vec<ServerRecord>, StoreError> {
+        Ok(Vec::new())
+    }
+
+    /// The store knows no server by its name.
+    pub(crate) async fn drain_server(
+        &self,
+        _name: &str,
+        _drains: bool,
+        _audit: NewAudit,
+    ) -> Result<DrainOutcome, StoreError> {
+        Ok(DrainOutcome::Unknown)
     }
 
     /// Whether only essential changes should be written.

@@ -5,37 +5,37 @@ use super::columns::{
 };
 use super::{QueryFault, SqliteStore};
 use crate::clock::ClockReading;
-use crate::{Applied, Finished, OpenOpRow, RequestHead, StoreError};
+use crate::{
+    Applied, Dismissal, EndedBy, Finished, OpScope, OpenOpRow, OpenTask, RequestHead, SentBefore, StoreError,
+};
 use procfleet_core::{AgentId, Code, OpId, Outcome, TaskId};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 impl SqliteStore {
-    pub(crate) async fn open_tasks(&self) -> Result<Vec<TaskId>, StoreError> {
+    pub(crate) async fn open_tasks(&self) -> Result<Vec<OpenTask>, StoreError> {
         self.read("reading the open tasks", open_tasks).await
     }
 
-    pub(crate) async fn open_ops(&self) -> Result<Vec<OpenOpRow>, StoreError> {
-        self.read("reading the open ops", |db| {
-            let mut found = Vec::new();
-            for id in open_tasks(db)? {
-                read_open(db, id, &mut found)?;
-            }
-            Ok(found)
-        })
-        .await
-    }
-
-    pub(crate) async fn task_ops(&self, id: TaskId) -> Result<Vec<OpenOpRow>, StoreError> {
-        self.tasks_ops(vec![id]).await
-    }
-
-    pub(crate) async fn tasks_ops(&self, ids: Vec<TaskId>) -> Result<Vec<OpenOpRow>, StoreError> {
-        self.read("reading the open ops of tasks", move |db| {
+    pub(crate) async fn open_ops(&self, scope: OpScope) -> Result<Vec<OpenOpRow>, StoreError> {
+        self.read("reading open ops", move |db| {
+            let ids = match &scope {
+                OpScope::Tasks(ids) => ids.clone(),
+                OpScope::Agents(_) | OpScope::All => {
+                    open_tasks(db)?.into_iter().map(|task| task.id).collect()
+                }
+            };
             let mut found = Vec::new();
             for id in ids {
                 read_open(db, id, &mut found)?;
+            }
+            match scope {
+                OpScope::Tasks(_) => {}
+                OpScope::Agents(agents) => {
+                    found.retain(|row| row.agent.as_ref().is_some_and(|agent| agents.contains(agent)));
+                }
+                OpScope::All => conclude_from_sessions(db, &mut found)?,
             }
             Ok(found)
         })
@@ -58,13 +58,44 @@ impl SqliteStore {
     }
 }
 
-fn open_tasks(db: &Connection) -> Result<Vec<TaskId>, QueryFault> {
-    let sql = "SELECT number, stamp FROM tasks INDEXED BY tasks_open WHERE open > 0 ORDER BY number";
+/// For a server that has just started. It does not know which ops were sent. An agent that was connected
+/// after the op was accepted may have it, and even its outcome.
+fn conclude_from_sessions(db: &Connection, rows: &mut [OpenOpRow]) -> Result<(), QueryFault> {
+    let sql = "SELECT connected, changed_at, changed_boot, changed_boot_ms, retired_at IS NOT NULL, \
+               revoked_at IS NOT NULL, revoked_why FROM agents WHERE agent_id = ?";
+    let mut statement = db.prepare_cached(sql)?;
+    for row in rows {
+        let Some(agent) = &row.agent else { continue };
+        let mut found = statement.query([agent.as_str()])?;
+        let Some(agent) = found.next()? else {
+            row.dismissal = Some(Dismissal::Retired);
+            continue;
+        };
+        // Connected until the last server process ended.
+        let is_connected: bool = agent.get(0)?;
+        let gone = ClockReading { wall: agent.get(1)?, mark: mark_if_any(agent, 2)? };
+        let retired: bool = agent.get(4)?;
+        if !retired && (is_connected || !gone.is_before(row.accepted)) {
+            row.sent = SentBefore::Maybe;
+        }
+        row.dismissal = match (retired, agent.get(5)?) {
+            (true, _) => Some(Dismissal::Retired),
+            (false, true) => Some(Dismissal::Revoked(agent.get(6)?)),
+            (false, false) => None,
+        };
+    }
+    Ok(())
+}
+
+fn open_tasks(db: &Connection) -> Result<Vec<OpenTask>, QueryFault> {
+    let sql = "SELECT number, stamp, open, cancelled_at IS NOT NULL FROM tasks INDEXED BY tasks_open \
+               WHERE open > 0 ORDER BY number";
     let mut tasks = db.prepare_cached(sql)?;
     let mut rows = tasks.query([])?;
     let mut found = Vec::new();
     while let Some(row) = rows.next()? {
-        found.push(TaskId { number: natural(row.get(0)?), stamp: natural(row.get(1)?) });
+        let id = TaskId { number: natural(row.get(0)?), stamp: natural(row.get(1)?) };
+        found.push(OpenTask { id, open: natural(row.get(2)?), cancelled: row.get(3)? });
     }
     Ok(found)
 }
@@ -99,6 +130,9 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
             start_by: row.get(7)?,
             deadline: row.get(8)?,
             cancelled,
+            sent: SentBefore::No,
+            epoch: None,
+            dismissal: None,
         });
     }
     Ok(())
@@ -116,7 +150,11 @@ struct StoredOutcome {
 
 impl StoredOutcome {
     fn new(finished: Finished) -> Result<StoredOutcome, QueryFault> {
-        let Finished { op, agent, outcome: Outcome { code, message, content }, at } = finished;
+        let Finished { op, by, outcome: Outcome { code, message, content }, at } = finished;
+        let agent = match by {
+            EndedBy::Agent(agent) => Some(agent),
+            EndedBy::Server(_) => None,
+        };
         let content = to_json("an outcome's content", &content)?;
         Ok(StoredOutcome { op, agent, code, message, content, at })
     }

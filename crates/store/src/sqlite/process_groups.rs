@@ -1,12 +1,12 @@
 //! The process groups of each namespace, as the agents report them.
 
-use super::agents::require;
+use super::agents::require_session;
 use super::columns::{agent, from_json, integer, natural, to_json};
 use super::{QueryFault, SqliteStore};
 use crate::limits;
 use crate::{GroupsRecord, StoreError};
-use procfleet_core::AgentId;
 use procfleet_core::spec::ProcessGroup;
+use procfleet_core::{AgentId, Epoch};
 use rusqlite::{Connection, params};
 use std::collections::HashMap;
 
@@ -14,11 +14,12 @@ impl SqliteStore {
     pub(crate) async fn put_process_groups(
         &self,
         agent: &AgentId,
+        epoch: Epoch,
         groups: Vec<GroupsRecord>,
     ) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing changed process groups", move |db| {
-            require(db, &agent)?;
+            require_session(db, &agent, epoch)?;
             upsert(db, &agent, &groups)
         })
         .await
@@ -27,11 +28,12 @@ impl SqliteStore {
     pub(crate) async fn replace_process_groups(
         &self,
         agent: &AgentId,
+        epoch: Epoch,
         groups: Vec<GroupsRecord>,
     ) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing an agent's process groups", move |db| {
-            require(db, &agent)?;
+            require_session(db, &agent, epoch)?;
             db.prepare_cached("DELETE FROM process_groups WHERE agent = ?")?.execute([agent.as_str()])?;
             upsert(db, &agent, &groups)
         })

@@ -1,12 +1,12 @@
 //! The last report of each agent about its procs. The status is JSON that the store does not read.
 
-use super::agents::require;
+use super::agents::require_session;
 use super::columns::{agent, host, integer, natural};
 use super::{QueryFault, SqliteStore};
 use crate::limits;
 use crate::{ProcListing, ProcPage, ProcRecord, StoreError};
 use procfleet_core::grants::GrantScope;
-use procfleet_core::{AgentId, BusinessId, Host, ProcKey};
+use procfleet_core::{AgentId, BusinessId, Epoch, Host, ProcKey};
 use rusqlite::{Connection, Row, params};
 use std::collections::HashSet;
 
@@ -14,12 +14,13 @@ impl SqliteStore {
     pub(crate) async fn put_procs(
         &self,
         agent: &AgentId,
+        epoch: Epoch,
         procs: Vec<ProcRecord>,
         gone: Vec<ProcKey>,
     ) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing changed procs", move |db| {
-            require(db, &agent)?;
+            require_session(db, &agent, epoch)?;
             let sql = "DELETE FROM procs WHERE agent = ? AND namespace = ? AND name = ?";
             let mut delete = db.prepare_cached(sql)?;
             for proc in &gone {
@@ -33,11 +34,12 @@ impl SqliteStore {
     pub(crate) async fn replace_procs(
         &self,
         agent: &AgentId,
+        epoch: Epoch,
         procs: Vec<ProcRecord>,
     ) -> Result<usize, StoreError> {
         let agent = agent.clone();
         self.write("storing an agent's procs", move |db| {
-            require(db, &agent)?;
+            require_session(db, &agent, epoch)?;
             db.prepare_cached("DELETE FROM procs WHERE agent = ?")?.execute([agent.as_str()])?;
             upsert(db, &agent, &procs)
         })

@@ -151,7 +151,7 @@ fn connect(path: &Path, access: OpenFlags) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let mut apply = || -> Result<(), VersionError> {
         let transaction = connection.transaction()?;
         MIGRATIONS.apply(&transaction)?;

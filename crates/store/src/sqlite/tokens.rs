@@ -2,6 +2,7 @@
 
 use super::agents::permit;
 use super::audit::insert_audit;
+use super::ca;
 use super::columns::{small, unreadable};
 use super::{QueryFault, SqliteStore};
 use crate::types::Belonging;
@@ -14,6 +15,7 @@ use subtle::ConstantTimeEq;
 impl SqliteStore {
     pub(crate) async fn create_token(&self, token: NewToken) -> Result<(), StoreError> {
         self.write("creating a join token", move |db| {
+            ca::check_presented(db, token.ca)?;
             let sql = "INSERT INTO tokens (id, secret_hash, cloud_id, business_id, created_at, expires_at, uses_left, \
                        replaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
             let values = params![

@@ -40,6 +40,20 @@ pub struct AgentRecord {
     pub labels: BTreeMap<String, String>,
 }
 
+/// The last session of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionRecord {
+    pub epoch: Epoch,
+    /// Whether it is connected to a living server.
+    pub connected: bool,
+    /// The server of the session.
+    pub holder: crate::ServerId,
+    /// When it last connected or disconnected.
+    pub changed_at: i64,
+    /// As [`AgentRecord::heard_at`].
+    pub heard_at: i64,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revoked {
     pub at: i64,

@@ -7,6 +7,7 @@ mod audit;
 mod businesses;
 mod ca;
 mod certificates;
+mod copy;
 mod events;
 mod ops;
 mod proc_list;
@@ -20,14 +21,17 @@ mod tokens;
 mod users;
 
 pub use agent_list::{AgentFilter, AgentPage, ConnectedAgents, RevokedAgents};
-pub use agents::{AGENT_REPLACED, AgentRecord, FoundTarget, JoinedAgent, JoiningAgent, LINK, Revoked};
+pub use agents::{
+    AGENT_REPLACED, AgentRecord, FoundTarget, JoinedAgent, JoiningAgent, LINK, Revoked, SessionRecord,
+};
 pub use apps::{AppChange, AppRow, AppTrust, GrantChange, NewApp};
 pub use audit::{AuditCount, AuditFilter, AuditPage, AuditRecord, NewAudit};
 pub use businesses::{Business, BusinessSet};
-pub use ca::{CaPins, TokensOfCa};
+pub use ca::{CaChange, CaPins, CaRefusal, OldCa, SealedCa, Sealing, StoreId, StoredCas};
 pub use certificates::{CertificateRecord, FORGOTTEN};
+pub use copy::{CopyOrigin, CopyRefusal, CopyReport, CopySource, TableComparison};
 pub use events::{EventFilter, EventPage, EventRecord, NewEvent, Webhook};
-pub use ops::{Applied, Finished, OpenOpRow};
+pub use ops::{Applied, Dismissal, EndedBy, Finished, OpScope, OpenOpRow, OpenTask, SentBefore};
 pub use proc_list::{FailedProcs, ProcFilter, ProcListPage};
 pub use process_groups::GroupsRecord;
 pub use procs::{ProcListing, ProcPage, ProcRecord};

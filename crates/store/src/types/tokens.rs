@@ -9,6 +9,9 @@ use std::fmt;
 pub struct NewToken {
     pub id: String,
     pub secret_hash: [u8; 32],
+    /// The CA that the token names. If servers present another one, the token is not created
+    /// ([`StoreError::CaChanged`](crate::StoreError::CaChanged)). `None`: not checked.
+    pub ca: Option<[u8; 32]>,
     /// The cloud area of its agents.
     pub cloud: CloudId,
     /// The business of its agents, until they are assigned to another.
@@ -79,6 +82,7 @@ impl fmt::Debug for NewToken {
         let NewToken {
             id,
             secret_hash: _,
+            ca: _,
             cloud,
             business,
             created_at,

@@ -12,7 +12,15 @@ async fn a_token_is_spent_exactly_as_often_as_it_may_be(engine: TestEngine) {
     for last in 0..64 {
         let store = store.clone();
         let joining = joining(&format!("agent-{last}"), last);
-        joins.spawn(async move { store.join(shown(), joining, 1_500).await.expect("no error") });
+        joins.spawn(async move {
+            loop {
+                match store.join(shown(), joining.clone(), 1_500).await {
+                    // More callers than connections, on a slow machine: nothing was done for this one.
+                    Err(StoreError::Away { reason, .. }) if reason.contains("no connection") => {}
+                    joined => return joined.expect("no error"),
+                }
+            }
+        });
     }
     let results = joins.join_all().await;
     assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 10);
@@ -50,14 +58,15 @@ async fn a_join_that_fails_does_not_burn_a_use(engine: TestEngine) {
 on_each_engine!(a_new_agent_takes_its_host_over);
 async fn a_new_agent_takes_its_host_over(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["old", "bystander"]).await;
-    store.agent_connected(&agent("old"), "0.1.0", "null", 1_600).await.expect("connected");
+    let epoch = store.agent_connected(&agent("old"), "0.1.0", "null", 1_600, NEVER_CONNECTED).await;
+    let epoch = epoch.expect("connected");
     let status = ProcRecord {
         proc: proc("nginx"),
         revision: 1,
         status: "{}".to_owned(),
         listing: ProcListing::default(),
     };
-    store.put_procs(&agent("old"), vec![status.clone()], Vec::new()).await.expect("stored");
+    store.put_procs(&agent("old"), epoch, vec![status.clone()], Vec::new()).await.expect("stored");
 
     let joined = store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");
     assert_eq!(joined, JoinedAgent { host: host(1), retired: vec![agent("old")] });
@@ -70,9 +79,9 @@ async fn a_new_agent_takes_its_host_over(engine: TestEngine) {
 
     let procs = store.list_procs(every_proc(), ProcOrder::Host, None, 10).await.expect("no error");
     assert_eq!((procs.procs.len(), procs.total), (0, 0));
-    let late = store.put_procs(&agent("old"), vec![status], Vec::new()).await;
+    let late = store.put_procs(&agent("old"), epoch, vec![status], Vec::new()).await;
     assert!(matches!(late, Err(StoreError::NoSuchAgent(_))), "{late:?}");
-    let back = store.agent_connected(&agent("old"), "0.1.0", "null", 1_800).await;
+    let back = store.agent_connected(&agent("old"), "0.1.0", "null", 1_800, NEVER_CONNECTED).await;
     assert!(matches!(back, Err(StoreError::NoSuchAgent(_))), "{back:?}");
 }
 
@@ -106,7 +115,8 @@ async fn only_a_token_for_that_replaces_an_agent_that_is_well(engine: TestEngine
     let in_use = Err(JoinTokenRefusal::HostInUse(host(1)));
     // One whose answer was lost has never connected, and joins again.
     assert_eq!(join("t2", "a", 1_700).await, Ok(vec![agent("old")]));
-    let epoch = store.agent_connected(&agent("a"), "0.1.0", "null", 1_800).await.expect("connected");
+    let epoch =
+        store.agent_connected(&agent("a"), "0.1.0", "null", 1_800, NEVER_CONNECTED).await.expect("connected");
     assert_eq!(join("t2", "b", 1_900).await, in_use);
     assert_eq!(join("t2", "b", 5 * DAY).await, in_use, "it is connected");
     store
@@ -115,11 +125,14 @@ async fn only_a_token_for_that_replaces_an_agent_that_is_well(engine: TestEngine
         .expect("noted");
     assert_eq!(join("t2", "b", 6 * DAY - 1).await, in_use);
     assert_eq!(join("t2", "b", 6 * DAY).await, Ok(vec![agent("a")]), "it has been away for a day");
-    store.agent_connected(&agent("b"), "0.1.0", "null", 6 * DAY).await.expect("connected");
+    store.agent_connected(&agent("b"), "0.1.0", "null", 6 * DAY, NEVER_CONNECTED).await.expect("connected");
     let any = NewToken { id: "t3".to_owned(), replaces: Replaces::AnyAgent, ..plain };
     store.create_token(any).await.expect("a token");
     assert_eq!(join("t3", "c", 6 * DAY + 1).await, Ok(vec![agent("b")]));
-    store.agent_connected(&agent("c"), "0.1.0", "null", 6 * DAY + 2).await.expect("connected");
+    store
+        .agent_connected(&agent("c"), "0.1.0", "null", 6 * DAY + 2, NEVER_CONNECTED)
+        .await
+        .expect("connected");
     let revoked = store.revoke_agents(vec![agent("c")], String::new(), 6 * DAY + 3, NewAudit::default());
     revoked.await.expect("revoked");
     assert_eq!(join("t2", "d", 6 * DAY + 4).await, Ok(vec![agent("c")]), "it was put aside already");
@@ -171,12 +184,12 @@ async fn every_session_has_an_epoch_of_its_own(engine: TestEngine) {
         (record.connected, record.changed_at, record.epoch.0, record.version)
     };
     assert_eq!(seen(&store).await, (false, 1_500, 0, "0.1.0".to_owned()));
-    let first = store.agent_connected(&a, "0.2.0", "null", 1_600).await.expect("connected");
+    let first = store.agent_connected(&a, "0.2.0", "null", 1_600, NEVER_CONNECTED).await.expect("connected");
     assert_eq!(seen(&store).await, (true, 1_600, 1, "0.2.0".to_owned()));
     store.close().await.expect("closed");
 
     let store = engine.reopen(&folder).await.expect("it opens again");
-    let second = store.agent_connected(&a, "0.2.0", "null", 1_700).await.expect("connected");
+    let second = store.agent_connected(&a, "0.2.0", "null", 1_700, NEVER_CONNECTED).await.expect("connected");
     assert!(second > first);
     store.agent_disconnected(&a, first, at(1_800), 1_800).await.expect("ignored");
     assert_eq!(seen(&store).await, (true, 1_700, 2, "0.2.0".to_owned()));

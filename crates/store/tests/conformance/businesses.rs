@@ -96,7 +96,7 @@ async fn agents_outside_the_business_are_not_found(engine: TestEngine) {
         listing: ProcListing::default(),
     };
     for name in ["a", "b"] {
-        store.put_procs(&agent(name), vec![said.clone()], Vec::new()).await.expect("stored");
+        store.put_procs(&agent(name), NEVER_CONNECTED, vec![said.clone()], Vec::new()).await.expect("stored");
     }
     for (scope, count) in [(GrantScope::All, 2), (only(&[1, 7]), 2), (only(&[7]), 1), (only(&[]), 0)] {
         let page = store.proc_page("web", &scope, 0, 10).await.expect("no error");
@@ -119,7 +119,7 @@ async fn an_op_may_have_ended_before_it_began(engine: TestEngine) {
     assert_eq!(record.counts, TaskCounts { total: 2, open: 1, succeeded: 0, failed: 1 });
     assert_eq!((ops[0].outcome.as_ref(), ops[0].ended_at), (None, None));
     assert_eq!((ops[1].outcome.as_ref(), ops[1].ended_at), (Some(&outcome), Some(1_000)));
-    let open = store.open_ops().await.expect("no error");
+    let open = store.open_ops(OpScope::All).await.expect("no error");
     assert_eq!(open.iter().map(|row| row.op).collect::<Vec<_>>(), [op(id, 0)]);
 
     let applied = store.finish_ops(vec![finished(op(id, 1), None, Code::Success)]).await.expect("applied");

@@ -57,11 +57,14 @@ async fn a_revoked_agent_gets_neither_a_session_nor_a_certificate(engine: TestEn
     }
     let record = store.agent(&a).await.expect("no error").expect("known");
     assert_eq!(record.revoked, Some(Revoked { at: 1_600, why: "lost".to_owned() }), "the first reason stays");
-    assert!(store.agent_connected(&a, "0.1.0", "null", 1_800).await.is_err());
+    assert!(store.agent_connected(&a, "0.1.0", "null", 1_800, NEVER_CONNECTED).await.is_err());
     assert!(store.give_certificate(&a, certificate(10, 1)).await.is_err());
-    store.agent_connected(&agent("b"), "0.1.0", "null", 1_800).await.expect("the other one is let in");
+    store
+        .agent_connected(&agent("b"), "0.1.0", "null", 1_800, NEVER_CONNECTED)
+        .await
+        .expect("the other one is let in");
     // A join for its host is the one way back.
     let joined = store.join(shown(), joining("new", 1), 1_900).await.expect("no error").expect("joined");
     assert_eq!(joined.retired, [a]);
-    store.agent_connected(&agent("new"), "0.1.0", "null", 1_950).await.expect("let in");
+    store.agent_connected(&agent("new"), "0.1.0", "null", 1_950, NEVER_CONNECTED).await.expect("let in");
 }

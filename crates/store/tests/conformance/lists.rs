@@ -18,7 +18,8 @@ fn key(host: &Host, record: &ProcRecord) -> String {
 }
 
 async fn put(store: &Store, on: &str, record: ProcRecord) {
-    store.put_procs(&agent(on), vec![record], Vec::new()).await.expect("stored");
+    let epoch = store.agent(&agent(on)).await.expect("no error").expect("an agent").epoch;
+    store.put_procs(&agent(on), epoch, vec![record], Vec::new()).await.expect("stored");
 }
 
 on_each_engine!(pages_of_procs_neither_repeat_nor_lose_a_row_while_procs_come_and_go);
@@ -55,7 +56,7 @@ async fn pages_of_procs_neither_repeat_nor_lose_a_row_while_procs_come_and_go(en
                 put(&store, name, listed("n1", &format!("z{round}"), "stopping", -1)).await;
             }
             let on = store.agent_at(host).await.expect("no error").expect("an agent").agent;
-            store.put_procs(&on, Vec::new(), vec![last.proc]).await.expect("stored");
+            store.put_procs(&on, NEVER_CONNECTED, Vec::new(), vec![last.proc]).await.expect("stored");
             match page.next {
                 Some(next) => after = Some(ProcCursor::read(order, &next.text()).expect("its own cursor")),
                 None => break,
@@ -99,7 +100,7 @@ async fn filters_of_procs_hold_for_pages_and_totals(engine: TestEngine) {
     store.assign(vec![agent("c")], BusinessId(7), NewAudit::default()).await.expect("assigned");
     store.revoke_agents(vec![agent("b")], String::new(), 1, NewAudit::default()).await.expect("revoked");
     for name in ["a", "b", "c"] {
-        store.agent_connected(&agent(name), "1", "null", 1_600).await.ok();
+        store.agent_connected(&agent(name), "1", "null", 1_600, NEVER_CONNECTED).await.ok();
         for (namespace, proc, state) in
             [("web", "nginx", "running"), ("web", "ng[x", "stopped"), ("db", "redis", "gave_up")]
         {
@@ -219,7 +220,10 @@ async fn pages_of_agents_neither_repeat_nor_lose_a_row_while_agents_join(engine:
     for order in AgentOrder::ALL {
         let Fixture { folder: _folder, store } = engine.with_agents(&["m1", "m2", "m3", "m4", "m5"]).await;
         for (name, version, at) in [("m1", "2", 1_700), ("m2", "1", 1_600), ("m3", "2", 1_900)] {
-            let epoch = store.agent_connected(&agent(name), version, "null", at).await.expect("connected");
+            let epoch = store
+                .agent_connected(&agent(name), version, "null", at, NEVER_CONNECTED)
+                .await
+                .expect("connected");
             if name == "m2" {
                 let now = procfleet_store::clock::ClockReading { wall: at, mark: None };
                 store.agent_disconnected(&agent(name), epoch, now, at).await.expect("gone");
@@ -267,8 +271,8 @@ async fn pages_of_agents_neither_repeat_nor_lose_a_row_while_agents_join(engine:
 on_each_engine!(filters_of_agents_hold_for_pages_and_totals);
 async fn filters_of_agents_hold_for_pages_and_totals(engine: TestEngine) {
     let Fixture { folder, store } = engine.with_agents(&["a", "b", "c"]).await;
-    store.agent_connected(&agent("a"), "1.2.3", "null", 1_600).await.expect("connected");
-    store.agent_connected(&agent("b"), "1.3.0", "null", 1_600).await.expect("connected");
+    store.agent_connected(&agent("a"), "1.2.3", "null", 1_600, NEVER_CONNECTED).await.expect("connected");
+    store.agent_connected(&agent("b"), "1.3.0", "null", 1_600, NEVER_CONNECTED).await.expect("connected");
     store.revoke_agents(vec![agent("c")], String::new(), 1, NewAudit::default()).await.expect("revoked");
     let check = async |store: &Store, filter: AgentFilter, expected: &[&str]| {
         let total = store.count_agents(filter.clone()).await.expect("no error");

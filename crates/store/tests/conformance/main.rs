@@ -3,22 +3,28 @@
 mod agents;
 mod apps;
 mod businesses;
+mod ca;
 mod certificates;
+mod copy;
 mod events;
 mod lists;
+mod pooler;
 mod process_groups;
 mod procs;
 mod readmit;
 mod retention;
+mod servers;
+mod sessions;
 mod submissions;
 mod tasks;
+mod tls;
 mod users;
 
 use procfleet_core::grants::GrantScope;
 use procfleet_core::op::{Instance, ProcStatus};
 use procfleet_core::request::Target;
 use procfleet_core::{
-    AgentId, BusinessId, CloudId, Code, Content, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
+    AgentId, BusinessId, CloudId, Code, Content, Epoch, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
 };
 use procfleet_store::*;
 use procfleet_testkit::Cluster;
@@ -93,6 +99,8 @@ fn url_file(folder: &TempDir) -> PathBuf {
     folder.path().join("url")
 }
 
+/// The epoch of an agent that has not connected yet.
+const NEVER_CONNECTED: Epoch = Epoch(0);
 const STAMP: u64 = 20_261_115_203_000;
 const SECRET: [u8; 32] = [7; 32];
 
@@ -163,13 +171,19 @@ fn finished(op: OpId, by: Option<&str>, code: Code) -> Finished {
         ..ProcStatus::default()
     };
     let outcome = Outcome::new(code, "said so", Content::Status(Box::new(status)));
-    Finished { op, agent: by.map(agent), outcome, at: 2_500 }
+    Finished {
+        op,
+        by: by.map_or(EndedBy::Server(None), |name| EndedBy::Agent(agent(name))),
+        outcome,
+        at: 2_500,
+    }
 }
 
 fn token(uses: u32) -> NewToken {
     NewToken {
         id: "t1".to_owned(),
         secret_hash: SECRET,
+        ca: None,
         cloud: CloudId(3),
         business: BusinessId::DEFAULT,
         created_at: 1_000,

@@ -26,7 +26,7 @@ async fn the_agents_word_counts(engine: TestEngine) {
         found.join(" ")
     };
     let put = async |agent_id: &str, record: GroupsRecord| {
-        store.put_process_groups(&agent(agent_id), vec![record]).await.expect("stored");
+        store.put_process_groups(&agent(agent_id), NEVER_CONNECTED, vec![record]).await.expect("stored");
     };
     put("a", groups("web", 2, &["x", "y"])).await;
     put("b", groups("web", 1, &["z"])).await;
@@ -37,12 +37,15 @@ async fn the_agents_word_counts(engine: TestEngine) {
     put("a", groups("web", 3, &[])).await;
     assert_eq!(seen("web").await, "b=z");
     // An agent that has lost its data begins with epoch 1 again.
-    store.replace_process_groups(&agent("b"), vec![groups("web", 1, &["n"])]).await.expect("stored");
+    store
+        .replace_process_groups(&agent("b"), NEVER_CONNECTED, vec![groups("web", 1, &["n"])])
+        .await
+        .expect("stored");
     assert_eq!((seen("web").await, seen("db").await), ("b=n".to_owned(), String::new()));
 
     store.join(shown(), joining("c", 2), 1_700).await.expect("no error").expect("joined");
     assert_eq!(seen("web").await, "", "they went with the agent");
-    let late = store.put_process_groups(&agent("b"), vec![groups("web", 9, &["x"])]).await;
+    let late = store.put_process_groups(&agent("b"), NEVER_CONNECTED, vec![groups("web", 9, &["x"])]).await;
     assert!(matches!(late, Err(StoreError::NoSuchAgent(_))), "{late:?}");
 }
 
@@ -50,9 +53,12 @@ on_each_engine!(an_agent_above_its_number_of_namespaces_keeps_those_that_it_has)
 async fn an_agent_above_its_number_of_namespaces_keeps_those_that_it_has(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a"]).await;
     let many = (0..limits::GROUP_NAMESPACES + 3).map(|number| groups(&format!("n{number}"), 1, &["x"]));
-    assert_eq!(store.replace_process_groups(&agent("a"), many.collect()).await.expect("stored"), 3);
+    assert_eq!(
+        store.replace_process_groups(&agent("a"), NEVER_CONNECTED, many.collect()).await.expect("stored"),
+        3
+    );
     let mixed = vec![groups("new", 2, &["x"]), groups("n0", 2, &["y"])];
-    assert_eq!(store.put_process_groups(&agent("a"), mixed).await.expect("stored"), 1);
+    assert_eq!(store.put_process_groups(&agent("a"), NEVER_CONNECTED, mixed).await.expect("stored"), 1);
     assert!(store.process_groups("new").await.expect("no error").is_empty());
     let known = store.process_groups("n0").await.expect("no error");
     assert_eq!(known[&agent("a")][0].id, "y", "what is known is still updated");

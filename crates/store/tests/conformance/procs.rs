@@ -21,7 +21,7 @@ on_each_engine!(an_older_status_never_replaces_a_newer_one);
 async fn an_older_status_never_replaces_a_newer_one(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a"]).await;
     let check = async |records: Vec<ProcRecord>, expected: ProcRecord| {
-        store.put_procs(&agent("a"), records, Vec::new()).await.expect("stored");
+        store.put_procs(&agent("a"), NEVER_CONNECTED, records, Vec::new()).await.expect("stored");
         assert_eq!(all(&store).await, [expected]);
     };
     check(vec![said("nginx", 5, "five")], said("nginx", 5, "five")).await;
@@ -35,13 +35,21 @@ on_each_engine!(a_full_list_replaces_all_of_one_agent);
 async fn a_full_list_replaces_all_of_one_agent(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b"]).await;
     store
-        .put_procs(&agent("a"), vec![said("nginx", 5, "5"), said("redis", 6, "6")], Vec::new())
+        .put_procs(
+            &agent("a"),
+            NEVER_CONNECTED,
+            vec![said("nginx", 5, "5"), said("redis", 6, "6")],
+            Vec::new(),
+        )
         .await
         .expect("stored");
-    store.put_procs(&agent("b"), vec![said("other", 9, "9")], Vec::new()).await.expect("stored");
-    store.replace_procs(&agent("a"), vec![said("nginx", 1, "1")]).await.expect("stored");
+    store
+        .put_procs(&agent("b"), NEVER_CONNECTED, vec![said("other", 9, "9")], Vec::new())
+        .await
+        .expect("stored");
+    store.replace_procs(&agent("a"), NEVER_CONNECTED, vec![said("nginx", 1, "1")]).await.expect("stored");
     assert_eq!(all(&store).await, [said("nginx", 1, "1"), said("other", 9, "9")]);
-    store.replace_procs(&agent("a"), Vec::new()).await.expect("stored");
+    store.replace_procs(&agent("a"), NEVER_CONNECTED, Vec::new()).await.expect("stored");
     assert_eq!(all(&store).await, [said("other", 9, "9")]);
 }
 
@@ -57,7 +65,7 @@ async fn a_namespace_is_read_page_by_page(engine: TestEngine) {
             listing: ProcListing::default(),
         };
         let records = vec![said("z", 3, "z"), said("x", 1, "x"), other, said("y", 2, "y")];
-        store.put_procs(&agent(name), records, Vec::new()).await.expect("stored");
+        store.put_procs(&agent(name), NEVER_CONNECTED, records, Vec::new()).await.expect("stored");
     }
     let check = async |namespace: &str, start: u64, limit: u32, count: u64, expected: &[&str]| {
         let page = store.proc_page(namespace, &GrantScope::All, start, limit).await.expect("no error");
@@ -90,18 +98,25 @@ async fn an_agent_above_its_number_of_procs_keeps_those_that_it_has(engine: Test
     let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b"]).await;
     let most = limits::PROCS;
     let many = (0..most + 5).map(|number| said(&format!("p{number}"), 1, "1")).collect();
-    assert_eq!(store.replace_procs(&agent("a"), many).await.expect("stored"), 5);
+    assert_eq!(store.replace_procs(&agent("a"), NEVER_CONNECTED, many).await.expect("stored"), 5);
     assert_eq!(all(&store).await.len(), most);
     let mixed = vec![said("new", 2, "2"), said("p0", 2, "2")];
-    assert_eq!(store.put_procs(&agent("a"), mixed.clone(), Vec::new()).await.expect("stored"), 1);
+    assert_eq!(
+        store.put_procs(&agent("a"), NEVER_CONNECTED, mixed.clone(), Vec::new()).await.expect("stored"),
+        1
+    );
     assert!(all(&store).await.contains(&said("p0", 2, "2")), "what is known is still updated");
     assert_eq!(
-        store.put_procs(&agent("b"), mixed.clone(), Vec::new()).await.expect("stored"),
+        store.put_procs(&agent("b"), NEVER_CONNECTED, mixed.clone(), Vec::new()).await.expect("stored"),
         0,
         "another agent"
     );
     let gone = vec![proc("p1")];
-    assert_eq!(store.put_procs(&agent("a"), mixed, gone).await.expect("stored"), 0, "there is room again");
+    assert_eq!(
+        store.put_procs(&agent("a"), NEVER_CONNECTED, mixed, gone).await.expect("stored"),
+        0,
+        "there is room again"
+    );
 }
 
 on_each_engine!(large_states_of_one_agent_are_bounded_together);
@@ -110,9 +125,9 @@ async fn large_states_of_one_agent_are_bounded_together(engine: TestEngine) {
     let size = limits::LARGE_STATES / 4;
     let large = |name: &str| said(name, 1, &"x".repeat(size));
     let some = vec![large("p1"), large("p2"), large("p3")];
-    assert_eq!(store.put_procs(&agent("a"), some, Vec::new()).await.expect("stored"), 0);
+    assert_eq!(store.put_procs(&agent("a"), NEVER_CONNECTED, some, Vec::new()).await.expect("stored"), 0);
     let more = vec![large("p4"), large("p5"), said("small", 1, "1")];
-    assert_eq!(store.put_procs(&agent("a"), more, Vec::new()).await.expect("stored"), 1);
+    assert_eq!(store.put_procs(&agent("a"), NEVER_CONNECTED, more, Vec::new()).await.expect("stored"), 1);
     let mut names: Vec<String> = all(&store).await.into_iter().map(|record| record.proc.name).collect();
     names.sort();
     assert_eq!(names, ["p1", "p2", "p3", "p4", "small"]);

@@ -65,6 +65,9 @@ async fn a_revoked_or_retired_agent_is_not_readmitted(engine: TestEngine) {
     for (last, name) in [(1, "revoked"), (2, "retired")] {
         let readmitted = store.readmit(back(name, last, 20, Some(9_000)), 1_800).await.expect("no error");
         assert_eq!(readmitted, Err(ReadmitRefusal::Dismissed), "{name}");
-        assert!(store.agent_connected(&agent(name), "0.1.0", "null", 1_900).await.is_err(), "{name}");
+        assert!(
+            store.agent_connected(&agent(name), "0.1.0", "null", 1_900, NEVER_CONNECTED).await.is_err(),
+            "{name}"
+        );
     }
 }

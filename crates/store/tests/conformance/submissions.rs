@@ -47,7 +47,7 @@ async fn a_key_stands_for_one_request_of_one_app(engine: TestEngine) {
         1,
         "what changed nothing leaves no record"
     );
-    assert_eq!(store.open_ops().await.expect("no error").len(), 1);
+    assert_eq!(store.open_ops(OpScope::All).await.expect("no error").len(), 1);
 
     let others = [
         submit(&store, by("console", 1_000), own("K", 1)).await,

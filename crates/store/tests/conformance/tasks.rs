@@ -46,8 +46,9 @@ async fn a_task_reads_back_as_it_was_written(engine: TestEngine) {
         assert_eq!(*op_record, expected);
     }
 
-    let open = store.open_ops().await.expect("no error");
-    assert_eq!(open, store.task_ops(id).await.expect("no error"));
+    let open = store.open_ops(OpScope::All).await.expect("no error");
+    let of_task = store.open_ops(OpScope::Tasks(vec![id])).await.expect("no error");
+    assert!(open.iter().map(|row| row.op).eq(of_task.iter().map(|row| row.op)));
     assert_eq!(open.len(), 3);
     assert_eq!(open[0].spec, new.requests[0].spec);
     assert_eq!((open[2].kind, &open[2].proc, &open[2].spec), (OpKind::Query, &proc("redis"), &None));
@@ -58,7 +59,7 @@ on_each_engine!(ops_of_one_request_share_its_spec);
 async fn ops_of_one_request_share_its_spec(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.fixture().await;
     store.create_task(new_task(&["a", "b"])).await.expect("a task");
-    let open = store.open_ops().await.expect("no error");
+    let open = store.open_ops(OpScope::All).await.expect("no error");
     let (Some(first), Some(second)) = (&open[0].spec, &open[1].spec) else { panic!("two specs") };
     assert!(Arc::ptr_eq(first, second));
 }
@@ -82,10 +83,10 @@ async fn an_op_is_ended_once_and_counted_once(engine: TestEngine) {
     assert_eq!(ops[1].outcome.as_ref().map(|outcome| outcome.code), Some(Code::NoAgent));
     assert_eq!(ops[2].outcome, None);
 
-    let open = store.open_ops().await.expect("no error");
+    let open = store.open_ops(OpScope::All).await.expect("no error");
     assert_eq!(open.iter().map(|row| row.op).collect::<Vec<_>>(), [op(id, 2)]);
     store.finish_ops(vec![finished(op(id, 2), Some("c"), Code::Success)]).await.expect("applied");
-    assert!(store.open_ops().await.expect("no error").is_empty());
+    assert!(store.open_ops(OpScope::All).await.expect("no error").is_empty());
 }
 
 on_each_engine!(only_its_own_agent_ends_an_op);
@@ -110,7 +111,7 @@ async fn only_its_own_agent_ends_an_op(engine: TestEngine) {
     check(op(id, 1), None, Applied::Now).await;
     assert_eq!(store.task(other_stamp).await.expect("no error"), None);
     assert_eq!(store.task_results(huge).await.expect("no error"), None);
-    assert!(store.task_ops(other_stamp).await.expect("no error").is_empty());
+    assert!(store.open_ops(OpScope::Tasks(vec![other_stamp])).await.expect("no error").is_empty());
 }
 
 on_each_engine!(tasks_made_at_the_same_time_get_numbers_of_their_own);
@@ -123,7 +124,7 @@ async fn tasks_made_at_the_same_time_get_numbers_of_their_own(engine: TestEngine
     }
     let ids: BTreeSet<TaskId> = making.join_all().await.into_iter().collect();
     assert_eq!(ids.len(), 64);
-    assert_eq!(store.open_ops().await.expect("no error").len(), 64);
+    assert_eq!(store.open_ops(OpScope::All).await.expect("no error").len(), 64);
     let newest: Vec<TaskId> = newest(&store, 3).await.iter().map(|task| task.id).collect();
     assert_eq!(newest, ids.into_iter().rev().take(3).collect::<Vec<_>>());
 }

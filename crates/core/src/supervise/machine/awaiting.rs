@@ -1,8 +1,9 @@
-//! A start command of the previous agent process still runs.
+//! A start command of the previous agent process still runs, or has ended without a process that is known.
 //!
 //! Its op was answered as interrupted. The command is not taken for the process, and nothing is started
 //! beside it: the process that it brings is looked for until the command has ended and the time for a check
-//! has passed.
+//! has passed. One look is not enough: it is no snapshot, so it misses a process that begins, and a command
+//! that ends, while it is under way. A daemon may also write its pid file after its command has ended.
 
 use super::leaving::Remains;
 use super::{Machine, State, busy};
@@ -32,11 +33,29 @@ impl Machine {
             false => spec.policy.op_timeout,
         };
         let counts_at = spec.identity.pid_path.is_empty().then(|| now + counts_after);
+        let deadline = now + spec.policy.op_timeout;
+        self.wait_for_process(now, spec, Some(command), counts_at, deadline, out)
+    }
+
+    /// The command has ended already, and its process was not found.
+    pub(super) fn wait_after_command(&mut self, now: BootTime, spec: Arc<Spec>, out: &mut Step) -> State {
+        self.wait_for_process(now, spec, None, None, now, out)
+    }
+
+    fn wait_for_process(
+        &mut self,
+        now: BootTime,
+        spec: Arc<Spec>,
+        command: Option<Process>,
+        counts_at: Option<BootTime>,
+        deadline: BootTime,
+        out: &mut Step,
+    ) -> State {
         let awaiting = Awaiting {
             command,
             counts_at,
-            deadline: now + spec.policy.op_timeout,
-            gone: None,
+            deadline,
+            gone: command.is_none().then_some(now),
             looking: None,
             next_look: now + LOOK_EVERY,
             pause: LOOK_EVERY,
@@ -63,6 +82,10 @@ impl Machine {
                     (Sighting::Running(process), _) if process.found != Found::Shell => {
                         return self.came(now, process, out);
                     }
+                    // The first look missed the command.
+                    (Sighting::Running(command), _) if awaiting.command.is_none() => {
+                        return self.wait_for_command(now, spec, command, out);
+                    }
                     // A process that the command left may still write its pid file.
                     (Sighting::Absent(absence), Some(gone)) => {
                         if now >= gone + spec.policy.launch_check() {
@@ -74,17 +97,20 @@ impl Machine {
                     }
                     // Its exit would have been reported.
                     (Sighting::Running(_) | Sighting::Absent(_), _) => {
-                        let command = awaiting.command;
-                        if awaiting.counts_at.is_some_and(|at| now >= at) {
-                            return self.came(now, Process { found: Found::Foreground, ..command }, out);
-                        }
-                        if now >= awaiting.deadline {
-                            return self.command_overdue(now, &spec, command, out);
+                        if let Some(command) = awaiting.command {
+                            if awaiting.counts_at.is_some_and(|at| now >= at) {
+                                return self.came(now, Process { found: Found::Foreground, ..command }, out);
+                            }
+                            if now >= awaiting.deadline {
+                                return self.command_overdue(now, &spec, command, out);
+                            }
                         }
                     }
                 }
             }
-            Input::Notice(ProcNotice::Exited { process, .. }) if awaiting.command.is(&process) => {
+            Input::Notice(ProcNotice::Exited { process, .. })
+                if awaiting.command.is_some_and(|command| command.is(&process)) =>
+            {
                 awaiting.gone = awaiting.gone.or(Some(now));
                 (awaiting.next_look, awaiting.pause) = (now, LOOK_EVERY);
             }
@@ -107,7 +133,10 @@ impl Machine {
     ) -> State {
         self.hosting = Hosting::Unhosted;
         if spec.policy.detached == Detached::Keep {
-            self.end_cut_off(&spec, awaiting.command, out);
+            match awaiting.command {
+                Some(command) => self.end_cut_off(&spec, command, out),
+                None => out.effects.extend(self.interrupted_launch.take().map(Effect::ClearSince)),
+            }
         }
         let until = now + spec.policy.stop_check;
         let remains = Remains { command: None, until, note: String::new() };

@@ -232,7 +232,7 @@ impl Machine {
                 self.odd_absence.as_deref().unwrap_or_default().into()
             }
             State::Busy(job) if let Stage::Awaiting(awaiting) = &job.stage => {
-                messages::start_cut_off(awaiting.command.pid).into()
+                messages::start_cut_off(awaiting.command.map(|command| command.pid)).into()
             }
             State::Up(_) if self.fault.is_none() && !self.older.is_empty() => {
                 messages::generations(&self.older).into()

@@ -249,6 +249,10 @@ impl Machine {
                 if self.timetable().is_some() {
                     return self.schedule(now, Since::Away, out);
                 }
+                // The process of the launch may be on its way: another start would end it as a leftover.
+                if self.interrupted_launch.is_some() {
+                    return self.wait_after_command(now, spec, out);
+                }
                 let saved = self.saved.as_ref().map(|record| (record.rest.clone(), record.process));
                 let has_workers = |process: &Process| {
                     process.found == Found::Foreground || spec.identity.pid_path.is_empty()

@@ -5,7 +5,9 @@ use crate::http::fault::Faults;
 use crate::http::job::HOSTING;
 use crate::http::operate::{self, OP_TYPES, Suppliers};
 use crate::http::read::RequestBody;
-use crate::http::{agents, groups, job, logs, manage, query, result, status, task_state, upgrade, users};
+use crate::http::{
+    agents, groups, job, logs, manage, query, result, servers, status, task_state, upgrade, users,
+};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 
@@ -193,6 +195,9 @@ pub const APIS: &[ApiEntry] = &[
     plain("ca_show", Admin),
     plain("ca_rotate", Admin),
     api("ca_retire", Admin, reads!(manage::retire_ca)),
+    plain("ca_reseal", Admin),
+    plain("server_list", Admin),
+    api("server_drain", Admin, reads!(servers::drain_server)),
     plain("business_list", Admin),
     api("business_create", Admin, reads!(manage::create_business)),
     plain("business_set_list", Admin),

@@ -78,6 +78,7 @@ pub fn request(api: &str) -> Option<Value> {
         "job.get_agent_status" => json!({"bk_biz_id": 1, "ip_list": [{"bk_cloud_id": 0, "ip": "10.0.0.1"}]}),
         "user_create" => json!({"name": "ann"}),
         "user_token" => json!({"ttl_secs": 28800}),
+        "server_drain" => json!({"name": "s1", "drain": true}),
         "webhook_create" => json!({"url": "https://alarms.example.com/procfleet"}),
         "business_set_create" => {
             json!({"bk_biz_set_id": 2, "bk_biz_set_name": "retail", "bk_biz_ids": [1, 7]})
@@ -102,6 +103,9 @@ pub(super) fn data(api: &str) -> Option<Value> {
     let mut token = json!({"id": "3e75e0c70ab9", "bk_cloud_id": 0, "bk_biz_id": 1, "created_at": 1794787200,
         "expires_at": 1794790800, "uses_left": 20, "replace": false, "state": "usable"});
     let user = json!({"name": "ann", "disabled": false, "created_at": 1794787200, "tokens": 1});
+    let mut server = json!({"name": "s1", "state": "up", "url": "https://s1.example.com:48668", "version": "0.1.0",
+        "started_at": 1794787200, "agents": 5012, "open_ops": 3, "leases": ["retention", "unheld", "webhooks"],
+        "wakeups": "notified", "answering": true});
     let webhook = json!({"id": 1, "url": "https://alarms.example.com/procfleet", "created_at": 1794787200,
         "waiting": 0, "trouble": ""});
     let state = json!({"bk_agent_id": AGENT, "bk_cloud_id": 0, "version": "0.1.0", "run_mode": 1,
@@ -138,9 +142,10 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "spec" => {
             json!({"bk_agent_id": AGENT, "bk_cloud_id": 1, "ip": "10.0.0.1", "meta": meta(), "spec": spec()})
         }
-        "ca_show" | "ca_rotate" | "ca_retire" => {
+        "ca_show" | "ca_rotate" | "ca_retire" | "ca_reseal" => {
             json!({"sha256": "5f3a…", "next_sha256": null, "agents": 120,
-            "tokens": 1, "agent_certificate_secs": 31536000})
+            "tokens": 1, "agent_certificate_secs": 31536000, "seal": {"key": "72cd6e8422c407fb",
+            "under_other_keys": 0, "other_keys": [], "servers_without_key": []}})
         }
         "procs" => json!([{"bk_agent_id": AGENT, "bk_cloud_id": 1, "ip": "10.0.0.1", "namespace": "gse",
             "name": "proc-test", "labels": {}, "state": "running", "hosted": true, "pid": 4437, "note": "",
@@ -179,6 +184,11 @@ pub(super) fn data(api: &str) -> Option<Value> {
         "token_revoke" => {
             token["state"] = json!("revoked");
             token
+        }
+        "server_list" => json!([server]),
+        "server_drain" => {
+            server["state"] = json!("draining");
+            json!([server])
         }
         "webhook_create" => webhook,
         "webhook_list" | "webhook_remove" => json!([webhook]),

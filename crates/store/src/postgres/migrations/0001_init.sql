@@ -1,22 +1,47 @@
 -- Times are milliseconds since 1970, UTC, as in the embedded store. A migration that was released is never edited: add the next
 -- one. Texts that are compared or ordered have the collation "C": the order of bytes, as in the embedded store.
 
--- The server that uses the store; see postgres/membership.rs. Every change locks the row and compares the term.
+-- One row for each run of a server; see postgres/membership.rs. A row that is not 'up' never is again. Every change locks the row of
+-- its server and checks that it is up.
 CREATE TABLE servers (
-    id      integer PRIMARY KEY CHECK (id = 1),
-    term    bigint NOT NULL,
-    -- The server's process on its machine. NULL: it has left in order.
-    process text
-) WITH (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50);
-
-INSERT INTO servers (id, term) VALUES (1, 0);
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name       text NOT NULL,
+    -- The URL of its link. Empty: none that others can use.
+    advertise  text NOT NULL,
+    version    text NOT NULL,
+    -- Its process on its machine.
+    process    text NOT NULL,
+    state      text COLLATE "C" NOT NULL CHECK (state IN ('up', 'left', 'fenced')),
+    started_at bigint NOT NULL
+) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50);
 
 CREATE TABLE beats (
-    id   integer PRIMARY KEY CHECK (id = 1),
-    beat bigint NOT NULL
+    server   bigint PRIMARY KEY REFERENCES servers (id) ON DELETE CASCADE,
+    beat     bigint NOT NULL,
+    agents   bigint NOT NULL DEFAULT 0,
+    open_ops bigint NOT NULL DEFAULT 0,
+    polling  boolean NOT NULL DEFAULT true,
+    -- Whether an operator wants it to be without agents. Here, because every change of a busy server locks its row of `servers`.
+    drains   boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 10, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50);
 
-INSERT INTO beats (id, beat) VALUES (1, 0);
+-- Work that one server does for all. A lease is free when its server is not up.
+CREATE TABLE leases (
+    name   text COLLATE "C" PRIMARY KEY,
+    term   bigint NOT NULL,
+    server bigint NOT NULL
+) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50);
+
+INSERT INTO leases (name, term, server)
+VALUES ('unheld', 0, 0), ('webhooks', 0, 0), ('retention', 0, 0), ('succession', 0, 0), ('clock', 0, 0);
+
+-- The store's time is the database's clock plus this shift, which makes up for jumps of that clock.
+CREATE TABLE store_clock (
+    id       integer PRIMARY KEY CHECK (id = 1),
+    shift_ms bigint NOT NULL
+) WITH (fillfactor = 25);
+
+INSERT INTO store_clock (id, shift_ms) VALUES (1, 0);
 
 CREATE TABLE apps (
     code        text COLLATE "C" PRIMARY KEY,
@@ -112,10 +137,12 @@ CREATE INDEX agents_by_ca ON agents (certificate_ca) WHERE retired_at IS NULL AN
 -- The last session of each agent; one row for each row of `agents`. No index besides the key: every update stays on its page (HOT).
 CREATE TABLE sessions (
     agent_id        text COLLATE "C" PRIMARY KEY REFERENCES agents (agent_id) ON DELETE CASCADE,
+    -- The number of the session: the fencing token.
     epoch           bigint NOT NULL,
-    -- How far the last server came; `present` is reset when a server starts.
+    -- The server of that session, which also decides about ops while the agent is away. 0: none yet.
+    holder          bigint NOT NULL DEFAULT 0,
+    -- Whether the session has not ended, as far as its server came.
     connected       boolean NOT NULL,
-    present         boolean NOT NULL,
     -- When it last connected or disconnected.
     changed_at      bigint NOT NULL,
     changed_boot    bigint,
@@ -139,6 +166,29 @@ CREATE TABLE ca (
     current bytea NOT NULL,
     next    bytea
 );
+
+-- The CAs of the row above with their private keys, which are sealed under a key that is not in the database (ADR 24).
+CREATE TABLE ca_keys (
+    sha256      bytea PRIMARY KEY,
+    certificate bytea NOT NULL,
+    sealed_key  bytea NOT NULL
+);
+
+-- The seal keys that each server can open, by their ids; see postgres/ca.rs.
+CREATE TABLE server_seal_keys (
+    server text COLLATE "C" PRIMARY KEY,
+    keys   text[] NOT NULL,
+    -- The row of `servers` that has entered them.
+    run    bigint NOT NULL
+);
+
+-- A random number that is the same in all copies of this database: a sealed key can be opened in no other store.
+CREATE TABLE identity (
+    id    integer PRIMARY KEY CHECK (id = 1),
+    store bytea NOT NULL
+);
+
+INSERT INTO identity (id, store) VALUES (1, uuid_send(gen_random_uuid()));
 
 -- A task's number begins with its day (day * 2^38), so that the partition of its ops is known from the number alone.
 CREATE SEQUENCE task_sequence;
@@ -183,8 +233,15 @@ CREATE TABLE ops (
     agent       text COLLATE "C",
     start_by    bigint NOT NULL,
     deadline    bigint NOT NULL,
+    -- The agent's last session when the op was accepted, and whether it had not ended: later servers conclude from them whether
+    -- the op may have been sent.
+    epoch       bigint,
+    connected   boolean,
     PRIMARY KEY (task, idx)
 ) PARTITION BY RANGE (task);
+
+-- For the open ops of an agent that connects.
+CREATE INDEX ops_by_agent ON ops (agent, task);
 
 CREATE TABLE outcomes (
     task     bigint NOT NULL,

@@ -99,13 +99,19 @@ fn finished(op: OpId, by: Option<&str>, code: Code) -> Finished {
         ..ProcStatus::default()
     };
     let outcome = Outcome::new(code, "said so", Content::Status(Box::new(status)));
-    Finished { op, agent: by.map(agent), outcome, at: 2_500 }
+    Finished {
+        op,
+        by: by.map_or(EndedBy::Server(None), |name| EndedBy::Agent(agent(name))),
+        outcome,
+        at: 2_500,
+    }
 }
 
 fn token(uses: u32) -> NewToken {
     NewToken {
         id: "t1".to_owned(),
         secret_hash: SECRET,
+        ca: None,
         cloud: CloudId(3),
         business: BusinessId::DEFAULT,
         created_at: 1_000,

@@ -54,7 +54,7 @@ async fn a_large_task_goes_at_once_and_its_ops_follow() {
     assert_eq!(first, Deleted { tasks: 2, ops: 10, more: true });
     for gone in [small, large] {
         assert_eq!(store.task_results(gone).await.expect("no error"), None);
-        assert!(store.task_ops(gone).await.expect("no error").is_empty());
+        assert!(store.open_ops(OpScope::Tasks(vec![gone])).await.expect("no error").is_empty());
     }
     assert_eq!((kept(&store).await, ops_in_store(&store).await), (vec![next], 19));
 

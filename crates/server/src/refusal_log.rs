@@ -1,5 +1,5 @@
-//! Log lines about peers that the link refused. Their number is bounded: a peer needs no login to be refused,
-//! and must not be able to fill a disk with log lines. Metrics count all refusals.
+//! Log lines about refused peers. Their number is bounded: a peer needs no login to be refused, and must not
+//! be able to fill a disk with log lines. Metrics count all refusals.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl RefusalLog {
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if window.began.elapsed() >= WINDOW {
             if window.omitted > 0 {
-                warn!(omitted = window.omitted, "some refusals of peers of the link were not logged");
+                warn!(omitted = window.omitted, "some refusals of peers were not logged");
             }
             *window = Window { began: Instant::now(), lines: 0, omitted: 0 };
         }

@@ -1,37 +1,37 @@
-//! The session with the server: ops in, reports and states out; and the back-off between two sessions.
+//! The session with a server: ops in, reports and states out. When it ends, `core` chooses the next server.
 
+mod socket;
+
+use self::socket::LinkSocket;
 use crate::VERSION;
-use crate::config::AgentSettings;
+use crate::config::{AgentSettings, ServerAddress};
 use crate::identity::Credentials;
-use crate::journal::Journal;
+use crate::journal::{Journal, JournalError};
 use crate::log_query;
 use crate::outbox::Outbox;
+use crate::random;
 use crate::renewal::Renewal;
 use crate::specs;
 use crate::states::{StateChanges, StateReports};
 use crate::supervisor::Supervisor;
-use crate::tls::{self, ConnectError, Socket};
-use futures_util::{SinkExt, StreamExt};
+use crate::tls::{self, ConnectError};
 use procfleet_core::batch_size::BatchSize;
 use procfleet_core::code::Code;
 use procfleet_core::id::{Epoch, OpId};
 use procfleet_core::op::{OpKind, Outcome};
+use procfleet_core::server_choice::{self, DrainedTo, LinkResult, NextServer, ServerChoice};
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::panics;
 use procfleet_proto::link::{
-    BadMessage, Events, Hello, LINK_PATH, LogRead, OmittedAccounts, OpOrder, ReadLog, ReadSpec, Reports,
-    SpecRead, States as StatesMessage, agent_message, decode_server, server_message::Body,
+    BadMessage, Drain, Events, Hello, LINK_PATH, LogRead, OmittedAccounts, OpOrder, ReadLog, ReadSpec,
+    Reports, SpecRead, States as StatesMessage, agent_message, server_message::Body,
 };
-use ring::rand::{SecureRandom, SystemRandom};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
-use tokio_tungstenite::tungstenite::{Error as WsError, Message};
+use tokio_tungstenite::tungstenite::Error as WsError;
 use tracing::{debug, info, warn};
 
-const WELCOME: Duration = Duration::from_secs(15);
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Maximum number of ops in a hello, so that it fits a frame. Others are sent once more, and recognised.
 const TAKEN_NAMED: usize = 1_000;
 /// Maximum size of one message of states, so that it fits a frame.
@@ -39,10 +39,12 @@ const STATES_BYTES: usize = 40 * 1024;
 /// Maximum size of one message of events; smaller on a slow link. The next message is sent when the server
 /// has stored the last one.
 const EVENTS_BYTES: usize = 40 * 1024;
-/// Write timeout. A server that is stopped does not read, and the TCP buffers fill up.
-const WRITE: Duration = Duration::from_secs(20);
 /// Maximum number of concurrent queries for logs and specs. The server asks fewer.
 const QUESTIONS: usize = 16;
+/// Maximum number of servers in a welcome; the rest is ignored.
+const SERVERS: usize = 256;
+/// How long a session waits for its epoch and its servers to be durable.
+const KEEP: Duration = Duration::from_secs(2);
 
 #[derive(Debug, thiserror::Error)]
 enum LinkEnd {
@@ -50,8 +52,8 @@ enum LinkEnd {
     Connect(#[from] ConnectError),
     #[error("the server refused the session: {0}")]
     Refused(String),
-    #[error("the server is ending")]
-    Drained { pause: Duration },
+    #[error("the server asked the agent to reconnect")]
+    Drained(Drain),
     #[error("the server sent something that is not of this protocol")]
     Protocol(#[from] BadMessage),
     #[error("the connection broke")]
@@ -72,6 +74,33 @@ impl From<WsError> for LinkEnd {
     }
 }
 
+impl LinkEnd {
+    /// What this means for the choice of the next server.
+    fn result(&self, phase: SessionPhase) -> LinkResult {
+        match (self, phase) {
+            (LinkEnd::Drained(drain), _) => LinkResult::Drained {
+                after: Duration::from_millis(drain.after_ms),
+                spread: Duration::from_millis(drain.spread_ms),
+                next: if drain.elsewhere { DrainedTo::AnotherServer } else { DrainedTo::AnyServer },
+            },
+            (LinkEnd::Renewed, _) => LinkResult::Renewed,
+            // In the middle of a session, the server may only be unable to store something. If the refusal is
+            // about the agent, the next session does not open.
+            (LinkEnd::Refused(_), SessionPhase::Greeting) => LinkResult::Refused,
+            (_, SessionPhase::Greeting) => LinkResult::Failed,
+            (_, SessionPhase::Open) => LinkResult::Lost,
+        }
+    }
+}
+
+/// How far a session has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SessionPhase {
+    /// There is no welcome yet.
+    Greeting,
+    Open,
+}
+
 /// Connects, and reconnects whenever the session ends.
 pub(crate) async fn stay_connected(
     config: &AgentSettings,
@@ -81,77 +110,109 @@ pub(crate) async fn stay_connected(
     outbox: &Outbox,
     states: &StateReports,
 ) {
-    let mut failures = 0;
-    let lost_lines_reported = Cell::new(0);
+    let LinkMemory { listed, highest_epoch } = LinkMemory::read(journal, &config.servers).await;
+    let mut servers = ServerChoice::new(config.servers.clone(), listed);
+    let now = || supervisor.context().now();
+    let highest_epoch = &Cell::new(highest_epoch);
+    let lost_lines_reported = &Cell::new(0);
+    let mut next = servers.next(now(), random::draw());
     loop {
-        let lost_lines_reported = &lost_lines_reported;
-        let session =
-            LinkSession { config, credentials, journal, supervisor, outbox, states, lost_lines_reported };
-        let mut welcomed = false;
-        let end = session.run(&mut welcomed).await;
-        failures = if welcomed { 0 } else { failures + 1 };
-        let pause = match end {
-            LinkEnd::Drained { pause } => {
-                info!("server is shutting down; reconnecting in {pause:?}");
-                pause
-            }
-            LinkEnd::Renewed => {
-                info!("renewed an expired certificate; reconnecting");
-                Duration::ZERO
-            }
-            end => {
-                let pause = back_off(failures);
-                warn!(
-                    reason = &end as &dyn std::error::Error,
-                    ?pause,
-                    "session with the server failed; reconnecting"
-                );
-                pause
-            }
+        let session = LinkSession {
+            config,
+            server: &next.server,
+            credentials,
+            journal,
+            supervisor,
+            outbox,
+            states,
+            highest_epoch,
+            lost_lines_reported,
         };
-        tokio::time::sleep(pause).await;
+        let mut phase = SessionPhase::Greeting;
+        let end = session.run(&mut servers, &mut phase).await;
+        let ended = next.server;
+        servers.ended(&ended, end.result(phase), now(), random::draw());
+        next = servers.next(now(), random::draw());
+        log_end(&ended, &end, &next);
+        tokio::time::sleep(next.wait).await;
     }
 }
 
-/// Exponential back-off with full jitter, so that a fleet that lost its server does not reconnect all at once
-/// (thundering herd).
+fn log_end(server: &ServerAddress, end: &LinkEnd, NextServer { server: next, wait: pause }: &NextServer) {
+    match end {
+        LinkEnd::Drained(_) => {
+            info!(%server, ?pause, %next, "server is shutting down or has too many agents; reconnecting");
+        }
+        LinkEnd::Renewed => info!("renewed an expired certificate; reconnecting"),
+        end => warn!(
+            %server,
+            reason = end as &dyn std::error::Error,
+            ?pause,
+            %next,
+            "session with the server failed; reconnecting"
+        ),
+    }
+}
+
+/// State of the link that outlives the agent.
+struct LinkMemory {
+    /// The servers of the last welcome.
+    listed: Vec<ServerAddress>,
+    highest_epoch: Epoch,
+}
+
+impl LinkMemory {
+    /// What cannot be read is missing: an agent without it still connects.
+    async fn read(journal: &Journal, configured: &[ServerAddress]) -> LinkMemory {
+        let read = async { Ok((journal.servers(configured).await?, journal.highest_epoch().await?)) };
+        let read: Result<_, JournalError> = read.await;
+        let (listed, highest_epoch) = read.unwrap_or_else(|failure| {
+            warn!(
+                error = &failure as &dyn std::error::Error,
+                "cannot read the list of servers from the journal; using those of the command line"
+            );
+            (Vec::new(), Epoch(0))
+        });
+        LinkMemory { listed, highest_epoch }
+    }
+}
+
+/// Exponential back-off with full jitter, after so many failures of the only server.
 pub fn back_off(failures: u32) -> Duration {
-    let ceiling = (FIRST_PAUSE * 2u32.saturating_pow(failures.min(10))).min(LONGEST_PAUSE);
-    random_part(ceiling)
-}
-
-fn random_part(whole: Duration) -> Duration {
-    let mut bytes = [0; 4];
-    // Without randomness the pause has its full length.
-    match SystemRandom::new().fill(&mut bytes) {
-        Ok(()) => whole.mul_f64(f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)),
-        Err(_) => whole,
-    }
+    server_choice::back_off(failures, random::draw())
 }
 
 struct LinkSession<'a> {
     config: &'a AgentSettings,
+    server: &'a ServerAddress,
     credentials: &'a Credentials,
     journal: &'a Journal,
     supervisor: &'a Supervisor,
     outbox: &'a Outbox,
     states: &'a StateReports,
+    /// Of all sessions, also of those before the agent's start.
+    highest_epoch: &'a Cell<Epoch>,
     /// Number of lost log lines that the server knows of.
     lost_lines_reported: &'a Cell<u64>,
 }
 
 impl LinkSession<'_> {
-    async fn run(&self, welcomed: &mut bool) -> LinkEnd {
-        match self.serve(welcomed).await {
+    async fn run(&self, servers: &mut ServerChoice, phase: &mut SessionPhase) -> LinkEnd {
+        match self.serve(servers, phase).await {
             Ok(never) => match never {},
             Err(end) => end,
         }
     }
 
-    async fn serve(&self, welcomed: &mut bool) -> Result<std::convert::Infallible, LinkEnd> {
+    async fn serve(
+        &self,
+        servers: &mut ServerChoice,
+        phase: &mut SessionPhase,
+    ) -> Result<std::convert::Infallible, LinkEnd> {
         let identity = self.credentials.present();
         let tls = tls::with_identity(&identity)?;
-        let mut socket = tls::connect(&self.config.server, LINK_PATH, tls).await?;
+        let proxy = self.config.proxy.as_ref();
+        let mut socket = LinkSocket::new(tls::connect(self.server, proxy, LINK_PATH, tls).await?);
         let taken = self.supervisor.taken();
         let taken = taken.into_iter().take(TAKEN_NAMED).map(|op| op.to_string()).collect();
         let hello = Hello {
@@ -166,28 +227,27 @@ impl LinkSession<'_> {
             changes_specs: true,
             limits_accounts: true,
             ip: self.config.ip.map(|ip| ip.to_string()).unwrap_or_default(),
+            highest_epoch: self.highest_epoch.get().0,
         };
-        send(&mut socket, agent_message::Body::Hello(hello)).await?;
-        let welcome = match tokio::time::timeout(WELCOME, next(&mut socket)).await {
-            Err(_) => return Err(LinkEnd::Silent(WELCOME)),
-            Ok(body) => match body? {
-                Body::Welcome(welcome) => welcome,
-                Body::Refused(refused) => return Err(LinkEnd::Refused(refused.reason)),
-                Body::Renewed(_) => return self.renew_expired(&mut socket).await,
-                _ => return Err(LinkEnd::Protocol(BadMessage::Empty)),
-            },
+        socket.send(agent_message::Body::Hello(hello)).await?;
+        let mut welcome = match socket.answer().await? {
+            Body::Welcome(welcome) => welcome,
+            Body::Refused(refused) => return Err(LinkEnd::Refused(refused.reason)),
+            Body::Renewed(_) => return self.renew_expired(&mut socket).await,
+            _ => return Err(LinkEnd::Protocol(BadMessage::Empty)),
         };
-        *welcomed = true;
+        *phase = SessionPhase::Open;
+        socket.expect_heartbeat(welcome.heartbeat_ms);
+        servers.welcomed(self.server);
         let mut renewal = Renewal::due_in(welcome.renew_in_ms, Instant::now());
         let epoch = Epoch(welcome.epoch);
-        info!(epoch = epoch.0, "connected");
+        info!(epoch = epoch.0, server = %self.server, "connected");
+        self.keep_epoch(epoch).await;
+        self.keep_servers(servers, std::mem::take(&mut welcome.servers)).await;
         self.outbox.rewind();
         let (mut revision, all) = self.states.all();
         self.send_states(&mut socket, true, all).await?;
 
-        // The server pings. The session ends after a silence of three of its intervals.
-        let silence_limit = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
-        let mut last_received = Instant::now();
         let omitted = OmittedAccounts::of(&welcome);
         let mut questions = OpenQuestions { answering: JoinSet::new(), omitted };
         let mut batch = BatchSize::up_to(EVENTS_BYTES);
@@ -196,9 +256,6 @@ impl LinkSession<'_> {
             false => EventSending::Never,
         };
         loop {
-            if last_received.elapsed() > silence_limit {
-                return Err(LinkEnd::Silent(last_received.elapsed()));
-            }
             loop {
                 // Taken before the states and sent after them: a caller that has an outcome must see its
                 // effect.
@@ -209,7 +266,7 @@ impl LinkSession<'_> {
                 if reports.is_empty() {
                     break;
                 }
-                send(&mut socket, agent_message::Body::Reports(Reports { reports })).await?;
+                socket.send(agent_message::Body::Reports(Reports { reports })).await?;
                 hit(Point::AgentReportSent);
             }
             // After the outcomes, and one message at a time, as the answers to questions: on a slow link an
@@ -218,24 +275,13 @@ impl LinkSession<'_> {
                 events = self.send_events(&mut socket, batch.bytes()).await?;
                 continue;
             }
+            let silent_at = socket.silent_at();
             tokio::select! {
                 // Messages of the server first: an acknowledgement saves a repeat, and a stop must not wait.
+                // Then its silence, which must be noticed however busy the agent is.
                 biased;
-                message = socket.next() => {
-                    last_received = Instant::now();
-                    let body = match message {
-                        None | Some(Ok(Message::Close(_))) => return Err(LinkEnd::Closed),
-                        Some(Err(error)) => return Err(error.into()),
-                        Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes) {
-                            Err(BadMessage::Unknown) => {
-                                debug!("ignored a message of a newer protocol version");
-                                continue;
-                            }
-                            body => body?,
-                        },
-                        // Pings are answered by the library when the socket is next written or read.
-                        Some(Ok(_)) => { in_time(socket.flush()).await?; continue }
-                    };
+                body = socket.next() => {
+                    let body = body?;
                     match body {
                         Body::EventsStored(stored) => {
                             if let EventSending::Awaited { sent } = events {
@@ -246,7 +292,7 @@ impl LinkSession<'_> {
                         }
                         Body::Renewed(renewed) => {
                             if let Some(kept) = renewal.take(self.credentials, renewed, Instant::now()) {
-                                send(&mut socket, kept).await?;
+                                socket.send(kept).await?;
                             }
                         }
                         Body::ReadLog(question) => questions.take_log(self.supervisor, question),
@@ -256,23 +302,45 @@ impl LinkSession<'_> {
                         body => self.handle(epoch, omitted, body).await?,
                     }
                 }
-                answer = questions.next() => send(&mut socket, answer).await?,
+                // Pings may have arrived since the timer was set.
+                () = tokio::time::sleep_until(silent_at.into()) => if socket.silent_at() <= Instant::now() {
+                    return Err(socket.silence());
+                },
+                answer = questions.next() => socket.send(answer).await?,
                 () = self.outbox.changed() => {}
                 () = self.states.changed() => {}
-                // A separate timer: without it, an idle agent would notice the silence only at its next
-                // report.
-                () = tokio::time::sleep_until((last_received + silence_limit).into()) => return Err(LinkEnd::Silent(last_received.elapsed())),
                 () = sleep_until(renewal.wake_at()) => if let Some(request) = renewal.ask(Instant::now()) {
-                    send(&mut socket, request).await?;
+                    socket.send(request).await?;
                 },
                 () = self.journal.events_changed(), if events == EventSending::Done => events = EventSending::Due,
             }
         }
     }
 
+    /// The journal writes in order, so the epoch is durable before any op of the session.
+    async fn keep_epoch(&self, epoch: Epoch) {
+        if epoch > self.highest_epoch.get() {
+            self.highest_epoch.set(epoch);
+            keep("the epoch of the session", self.journal.accept_epoch(epoch)).await;
+        }
+    }
+
+    /// Replaces the known servers by those of the welcome, if there is a usable one among them.
+    async fn keep_servers(&self, servers: &mut ServerChoice, texts: Vec<String>) {
+        let (listed, bad) = ServerAddress::read_each(texts.iter().take(SERVERS).map(String::as_str));
+        for (text, reason) in bad {
+            warn!(text, %reason, "ignored an address in the server's list of servers");
+        }
+        if servers.replace(listed.clone()) {
+            let list = listed.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+            info!(servers = list, "the server sent another list of servers");
+            keep("the list of servers", self.journal.store_servers(&self.config.servers, &listed)).await;
+        }
+    }
+
     async fn send_states(
         &self,
-        socket: &mut Socket,
+        socket: &mut LinkSocket,
         all: bool,
         changes: StateChanges,
     ) -> Result<(), LinkEnd> {
@@ -292,25 +360,23 @@ impl LinkSession<'_> {
             // Only with other changes: an agent that loses its log must not report each line.
             let lost = procfleet_program::log_lines_dropped();
             batch.log_lines_dropped = lost.saturating_sub(self.lost_lines_reported.get());
-            send(socket, agent_message::Body::States(batch)).await?;
+            socket.send(agent_message::Body::States(batch)).await?;
             self.lost_lines_reported.set(lost);
         }
         Ok(())
     }
 
     /// Renews an expired certificate, in a session for nothing else.
-    async fn renew_expired(&self, socket: &mut Socket) -> Result<std::convert::Infallible, LinkEnd> {
+    async fn renew_expired(&self, socket: &mut LinkSocket) -> Result<std::convert::Infallible, LinkEnd> {
         let mut renewal = Renewal::due_in(Some(0), Instant::now());
         let failed = |reason: &str| LinkEnd::NotRenewed(reason.to_owned());
         let request = renewal.ask(Instant::now()).ok_or_else(|| failed("no key could be made"))?;
-        send(socket, request).await?;
-        let answer =
-            tokio::time::timeout(WELCOME, next(socket)).await.map_err(|_| LinkEnd::Silent(WELCOME))??;
-        match answer {
+        socket.send(request).await?;
+        match socket.answer().await? {
             Body::Renewed(renewed) => {
                 let kept = renewal.take(self.credentials, renewed, Instant::now());
                 let kept = kept.ok_or_else(|| failed("the new one could not be kept"))?;
-                send(socket, kept).await?;
+                socket.send(kept).await?;
                 Err(LinkEnd::Renewed)
             }
             Body::Refused(refused) => Err(LinkEnd::Refused(refused.reason)),
@@ -318,7 +384,7 @@ impl LinkSession<'_> {
         }
     }
 
-    async fn send_events(&self, socket: &mut Socket, bytes: usize) -> Result<EventSending, LinkEnd> {
+    async fn send_events(&self, socket: &mut LinkSocket, bytes: usize) -> Result<EventSending, LinkEnd> {
         let events = match self.journal.oldest_events(bytes).await {
             Ok(events) => events,
             Err(failure) => {
@@ -333,7 +399,7 @@ impl LinkSession<'_> {
             return Ok(EventSending::Done);
         }
         let sent = Instant::now();
-        send(socket, agent_message::Body::Events(Events { events })).await?;
+        socket.send(agent_message::Body::Events(Events { events })).await?;
         Ok(EventSending::Awaited { sent })
     }
 
@@ -366,10 +432,7 @@ impl LinkSession<'_> {
                 self.supervisor.cancel(cancel.ops.iter().filter_map(|op| op.parse().ok()).collect()).await;
                 Ok(())
             }
-            Body::Drain(drain) => {
-                let spread = random_part(Duration::from_millis(drain.spread_ms));
-                Err(LinkEnd::Drained { pause: Duration::from_millis(drain.after_ms) + spread })
-            }
+            Body::Drain(drain) => Err(LinkEnd::Drained(drain)),
             Body::Refused(refused) => Err(LinkEnd::Refused(refused.reason)),
             Body::Welcome(_)
             | Body::Enrolled(_)
@@ -476,6 +539,18 @@ enum EventSending {
     Done,
 }
 
+/// Waits until this is in the journal. A disk that is full or hangs must not keep the agent away: then it is
+/// remembered until the agent ends.
+async fn keep(what: &str, write: impl Future<Output = Result<(), JournalError>>) {
+    match tokio::time::timeout(KEEP, write).await {
+        Ok(Ok(())) => {}
+        Ok(Err(failure)) => {
+            warn!(what, error = &failure as &dyn std::error::Error, "cannot store the state of the link")
+        }
+        Err(_) => warn!(what, "the disk is slow; the session begins before the state of the link is stored"),
+    }
+}
+
 async fn sleep_until(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment.into()).await,
@@ -483,43 +558,16 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-/// The next message of a kind that this version knows.
-async fn next(socket: &mut Socket) -> Result<Body, LinkEnd> {
-    loop {
-        match socket.next().await {
-            None | Some(Ok(Message::Close(_))) => return Err(LinkEnd::Closed),
-            Some(Err(error)) => return Err(error.into()),
-            Some(Ok(Message::Binary(bytes))) => match decode_server(&bytes) {
-                Err(BadMessage::Unknown) => debug!("a message of a newer kind was ignored"),
-                body => return Ok(body?),
-            },
-            Some(Ok(_)) => {}
-        }
-    }
-}
-
-async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), LinkEnd> {
-    in_time(socket.send(Message::Binary(body.into_bytes().into()))).await
-}
-
-/// A write with a timeout.
-async fn in_time(write: impl Future<Output = Result<(), WsError>>) -> Result<(), LinkEnd> {
-    match tokio::time::timeout(WRITE, write).await {
-        Ok(written) => Ok(written?),
-        Err(_) => Err(LinkEnd::Silent(WRITE)),
-    }
-}
-
 /// Sends states in several messages if necessary; the first begins the complete list. Flushes if `more` bytes
 /// would not fit.
 async fn flush_if_full(
-    socket: &mut Socket,
+    socket: &mut LinkSocket,
     batch: &mut StatesMessage,
     bytes: &mut usize,
     more: usize,
 ) -> Result<(), LinkEnd> {
     if *bytes + more > STATES_BYTES && *bytes > 0 {
-        send(socket, agent_message::Body::States(std::mem::take(batch))).await?;
+        socket.send(agent_message::Body::States(std::mem::take(batch))).await?;
         *bytes = 0;
     }
     *bytes += more;
@@ -555,6 +603,30 @@ mod tests {
         assert!(outcome.message.contains("does not state the accounts"), "{}", outcome.message);
     }
 
+    #[test]
+    fn the_end_of_a_session_decides_about_the_next_server() {
+        let drain = |elsewhere| LinkEnd::Drained(Drain { after_ms: 500, spread_ms: 2_000, elsewhere });
+        let drained = |next| {
+            let (after, spread) = (Duration::from_millis(500), Duration::from_secs(2));
+            LinkResult::Drained { after, spread, next }
+        };
+        let refused = || LinkEnd::Refused("revoked".to_owned());
+        for (end, phase, expected) in [
+            (LinkEnd::Closed, SessionPhase::Greeting, LinkResult::Failed),
+            (LinkEnd::Closed, SessionPhase::Open, LinkResult::Lost),
+            (LinkEnd::Silent(Duration::ZERO), SessionPhase::Greeting, LinkResult::Failed),
+            (LinkEnd::Silent(Duration::ZERO), SessionPhase::Open, LinkResult::Lost),
+            (refused(), SessionPhase::Greeting, LinkResult::Refused),
+            (refused(), SessionPhase::Open, LinkResult::Lost),
+            (drain(false), SessionPhase::Open, drained(DrainedTo::AnyServer)),
+            (drain(true), SessionPhase::Open, drained(DrainedTo::AnotherServer)),
+            (LinkEnd::Renewed, SessionPhase::Greeting, LinkResult::Renewed),
+            (LinkEnd::NotRenewed(String::new()), SessionPhase::Greeting, LinkResult::Failed),
+        ] {
+            assert_eq!(end.result(phase), expected, "{end:?} {phase:?}");
+        }
+    }
+
     /// A hello that is too large would be refused, and the next one too.
     #[test]
     fn the_largest_hello_fits_a_frame() {
@@ -571,6 +643,7 @@ mod tests {
             changes_specs: true,
             limits_accounts: true,
             ip: "f".repeat(39),
+            highest_epoch: u64::MAX,
         };
         assert!(agent_message::Body::Hello(hello).into_bytes().len() < MAX_FRAME - 4 * 1024);
     }

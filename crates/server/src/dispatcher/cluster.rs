@@ -1,0 +1,327 @@
+//! The other servers of a shared store: what they have announced, what they took over, and who was declared
+//! dead. A server that is alone has none of this, and pays nothing for it.
+
+use super::table::reason_of;
+use super::work::Work;
+use super::{RETRY, sessions::NewSession};
+use crate::session_channel::CutReason;
+use procfleet_core::boot_time::BootTime;
+use procfleet_core::dispatch::RESTART_GRACE;
+use procfleet_core::id::{AgentId, Epoch, TaskId};
+use procfleet_core::rebalance::{self, ServerShare};
+use procfleet_store::{
+    EndedBy, Lease, Membership, MembershipView, OpScope, ServerId, ServerLoad, Store, Wake, WakeMode,
+};
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+use tokio::sync::watch;
+use tracing::{error, info, warn};
+
+/// How often a server looks at the open tasks, while wake-ups arrive and while they do not.
+const POLL: Duration = Duration::from_secs(1);
+const POLL_OFTEN: Duration = Duration::from_millis(200);
+/// How often a server looks whether its agents were retired or revoked through another one. A wake-up brings
+/// it forward.
+const LOOK_FOR_DISMISSALS: Duration = Duration::from_secs(10);
+/// How often a server looks whether it has too many agents.
+const REBALANCE: Duration = Duration::from_secs(1);
+
+/// What the dispatcher remembers of the other servers.
+pub(super) struct Cluster {
+    membership: Membership,
+    view: watch::Receiver<MembershipView>,
+    /// The run of this server that the table belongs to.
+    run: ServerId,
+    /// The servers that were alive at the last look, and whether this one had the lease `unheld`.
+    alive: BTreeSet<ServerId>,
+    had_unheld: bool,
+    /// The table lacks ops of agents that this server has begun to decide about.
+    reload: bool,
+    /// Sessions whose ops are still to be read.
+    pub(super) connecting: Vec<NewSession>,
+    /// The last session of each agent that has ops in the table, which decisions about them are fenced by.
+    pub(super) epochs: HashMap<AgentId, Epoch>,
+    /// The open tasks whose ops were read, and whether their cancellation is known.
+    known: HashMap<TaskId, bool>,
+    /// When to look at the open tasks. `None`: the server is alone.
+    pub(super) poll_at: Option<BootTime>,
+    dismissals_at: BootTime,
+    rebalance_at: BootTime,
+    /// Since when the same servers are alive.
+    alive_since: BootTime,
+}
+
+impl Cluster {
+    pub(super) fn of(store: &Store) -> Cluster {
+        let membership = store.membership().clone();
+        let view = membership.view();
+        let run = membership.run();
+        let now = procfleet_store::clock::boot_now();
+        Cluster {
+            poll_at: membership.is_shared().then_some(now),
+            membership,
+            view,
+            run,
+            alive: BTreeSet::new(),
+            had_unheld: false,
+            reload: false,
+            connecting: Vec::new(),
+            epochs: HashMap::new(),
+            known: HashMap::new(),
+            dismissals_at: now,
+            rebalance_at: now,
+            alive_since: now,
+        }
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.membership.is_shared()
+    }
+
+    /// Whether this server may send ops and decide about them now.
+    pub(super) fn holds(&self) -> bool {
+        self.membership.holds()
+    }
+
+    pub(super) fn announce(&self, wake: Wake) {
+        self.membership.wake_others(wake);
+    }
+
+    pub(super) fn set_load(&self, agents: usize, open_ops: usize) {
+        self.membership.set_load(ServerLoad { agents: agents as u64, open_ops: open_ops as u64 });
+    }
+
+    /// The session that a decision about an op of this agent depends on.
+    pub(super) fn fence(&self, agent: &AgentId) -> Option<(AgentId, Epoch)> {
+        if !self.is_shared() {
+            return None;
+        }
+        // An agent without a session in the store has the epoch 0.
+        Some((agent.clone(), self.epochs.get(agent).copied().unwrap_or(Epoch(0))))
+    }
+
+    pub(super) fn saw_epoch(&mut self, agent: &AgentId, epoch: Epoch) {
+        let known = self.epochs.entry(agent.clone()).or_insert(epoch);
+        *known = (*known).max(epoch);
+    }
+
+    pub(super) fn learn(&mut self, task: TaskId) {
+        self.known.entry(task).or_insert(false);
+    }
+
+    /// Whether another living server would take the agents of this one.
+    pub(super) fn has_takers(&self) -> bool {
+        self.view.borrow().takers().next().is_some()
+    }
+
+    /// Returns when a server has come or gone, or a lease has moved.
+    pub(super) async fn changed(&mut self) {
+        if !self.is_shared() || self.view.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+impl Work {
+    pub(super) fn woken(&mut self, wake: Wake) {
+        let now = self.clock.now();
+        match wake {
+            Wake::Task(task) if self.cluster.known.contains_key(&task) => {}
+            Wake::Task(task) => self.unread.push(task),
+            Wake::Cancelled => self.cluster.poll_at = Some(now),
+            Wake::Dismissed => self.cluster.dismissals_at = now,
+            // Somebody may wait for the end of a task.
+            Wake::Outcomes => self.changes.send_modify(|generation| *generation += 1),
+            Wake::Everything => {
+                self.cluster.poll_at = Some(now);
+                self.cluster.dismissals_at = now;
+                self.changes.send_modify(|generation| *generation += 1);
+            }
+            // Others follow these.
+            Wake::Events | Wake::Ca => {}
+        }
+    }
+
+    /// Does what the other servers make necessary. What fails is tried again.
+    pub(super) async fn follow_cluster(&mut self) {
+        if !self.cluster.is_shared() {
+            return;
+        }
+        self.follow_members();
+        self.read_connecting().await;
+        if self.cluster.reload {
+            match self.store.open_ops(OpScope::All).await {
+                Ok(rows) => {
+                    self.cluster.reload = false;
+                    self.add_new(rows);
+                }
+                Err(error) => {
+                    error!(
+                        error = &error as &dyn std::error::Error,
+                        "reading the open ops of agents without a living server failed; trying again every second"
+                    );
+                    self.retry_at = Some(self.clock.now() + RETRY);
+                }
+            }
+        }
+        let now = self.clock.now();
+        if self.cluster.poll_at.is_some_and(|at| now >= at) {
+            self.poll().await;
+        }
+        if now >= self.cluster.rebalance_at && self.cluster.holds() {
+            self.cluster.rebalance_at = now + REBALANCE;
+            self.rebalance(now);
+        }
+        if now >= self.cluster.dismissals_at {
+            self.cluster.dismissals_at = now + LOOK_FOR_DISMISSALS;
+            self.look_for_dismissals().await;
+        }
+    }
+
+    /// Looks which servers are alive, and which leases this one has.
+    fn follow_members(&mut self) {
+        let view = self.cluster.view.borrow_and_update().clone();
+        if view.run != self.cluster.run {
+            self.begin_anew(view.run);
+        }
+        let alive: BTreeSet<ServerId> = view.alive.keys().copied().collect();
+        let has_unheld = view.leases.contains(&Lease::Unheld);
+        let somebody_died = !self.cluster.alive.is_subset(&alive);
+        if has_unheld && (!self.cluster.had_unheld || somebody_died) {
+            // Its agents are on their way to other servers, as after a restart of a server that is alone.
+            self.verdicts_from = self.verdicts_from.max(self.clock.now() + RESTART_GRACE);
+            self.cluster.reload = true;
+        }
+        self.cluster.had_unheld = has_unheld;
+        if alive != self.cluster.alive {
+            self.cluster.alive_since = self.clock.now();
+        }
+        self.cluster.alive = alive;
+    }
+
+    /// Sends agents to other servers: all of them if an operator drains this one, and the excess otherwise.
+    fn rebalance(&mut self, now: BootTime) {
+        let view = self.cluster.view.borrow().clone();
+        let shares: Vec<ServerShare> = view
+            .alive
+            .values()
+            .map(|server| ServerShare { agents: server.agents, drains: server.drains })
+            .collect();
+        let own = self.sessions.len() as u64;
+        let count = match view.drains {
+            true => rebalance::drained(own, &shares),
+            false => rebalance::excess(own, &shares, now.since(self.cluster.alive_since)),
+        };
+        self.send_away(usize::try_from(count).unwrap_or(usize::MAX));
+    }
+
+    /// Other servers have declared this one dead: what it knows about ops and agents may be wrong.
+    fn begin_anew(&mut self, run: ServerId) {
+        warn!(
+            sessions = self.sessions.len(),
+            ops = self.ops.len(),
+            "the sessions of this server end, and its open ops are read again, because other servers had declared it dead"
+        );
+        for (agent, session) in std::mem::take(&mut self.sessions) {
+            self.presences.leave(&agent, self.clock.wall());
+            session.sender.cut(CutReason::Fenced);
+        }
+        for session in std::mem::take(&mut self.cluster.connecting) {
+            session.sender.cut(CutReason::Fenced);
+        }
+        self.ops.clear();
+        self.by_agent.clear();
+        self.back_by.clear();
+        self.timers.clear();
+        self.dirty.clear();
+        // Reports of agents are true, whoever writes them.
+        self.finished.retain(|finished| matches!(finished.by, EndedBy::Agent(_)));
+        self.cluster.epochs.clear();
+        // The known tasks stay: the next look releases the capacity of those that have ended meanwhile.
+        self.cluster.run = run;
+        self.cluster.had_unheld = false;
+        self.cluster.reload = true;
+        self.verdicts_from = self.clock.now() + RESTART_GRACE;
+    }
+
+    /// Reads the ops of agents that have connected. Their epochs are committed, so no server has decided
+    /// about these ops in a way that this read does not see.
+    async fn read_connecting(&mut self) {
+        if self.cluster.connecting.is_empty() {
+            return;
+        }
+        let agents = self.cluster.connecting.iter().map(|session| session.agent.clone()).collect();
+        match self.store.open_ops(OpScope::Agents(agents)).await {
+            Ok(rows) => {
+                self.add_new(rows);
+                for session in std::mem::take(&mut self.cluster.connecting) {
+                    self.admit(session);
+                }
+            }
+            Err(error) => {
+                let sessions = self.cluster.connecting.len();
+                error!(
+                    sessions,
+                    error = &error as &dyn std::error::Error,
+                    "reading the ops of agents that have connected failed; they get no ops until it succeeds, which is tried every second"
+                );
+                self.retry_at = Some(self.clock.now() + RETRY);
+            }
+        }
+    }
+
+    /// Looks at all open tasks: which are new, which were cancelled, and which have ended elsewhere. Never by
+    /// a cursor: a task with a lower number may be committed later.
+    async fn poll(&mut self) {
+        let pause = match self.cluster.membership.wake_mode() {
+            WakeMode::Notified => POLL,
+            WakeMode::Polling => POLL_OFTEN,
+        };
+        self.cluster.poll_at = Some(self.clock.now() + pause);
+        // The next look finds the same; the error is logged by those who need an answer now.
+        let Ok(open) = self.store.open_tasks().await else { return };
+        let open: HashMap<TaskId, _> = open.into_iter().map(|task| (task.id, task)).collect();
+        for (id, task) in &open {
+            self.backlog.opened(*id, usize::try_from(task.open).unwrap_or(usize::MAX));
+            match self.cluster.known.get_mut(id) {
+                None => self.unread.push(*id),
+                Some(cancelled) if task.cancelled && !*cancelled => {
+                    *cancelled = true;
+                    self.cancelled(*id);
+                }
+                Some(_) => {}
+            }
+        }
+        let ended: Vec<TaskId> =
+            self.cluster.known.keys().filter(|id| !open.contains_key(id)).copied().collect();
+        if ended.is_empty() {
+            return;
+        }
+        for task in &ended {
+            self.cluster.known.remove(task);
+            self.backlog.opened(*task, 0);
+        }
+        let ended: BTreeSet<TaskId> = ended.into_iter().collect();
+        // Ops that this server still waits for, and other servers have ended.
+        let moved: Vec<_> = self.ops.keys().filter(|op| ended.contains(&op.task)).copied().collect();
+        if !moved.is_empty() {
+            info!(ops = moved.len(), "ops have ended at other servers");
+        }
+        for op in moved {
+            self.forget(op);
+        }
+        self.changes.send_modify(|generation| *generation += 1);
+    }
+
+    /// Ends the sessions of agents that were retired or revoked through another server.
+    async fn look_for_dismissals(&mut self) {
+        let agents: Vec<AgentId> = self.sessions.keys().cloned().collect();
+        if agents.is_empty() {
+            return;
+        }
+        let Ok(dismissals) = self.store.dismissals(agents).await else { return };
+        for (agent, dismissal) in dismissals {
+            self.dismiss(agent, reason_of(&dismissal));
+        }
+    }
+}

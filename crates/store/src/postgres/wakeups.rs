@@ -1,0 +1,257 @@
+//! Wake-ups between servers: NOTIFY after the commit, and a LISTEN that proves that it works.
+//!
+//! ```text
+//! unit, committed --> outgoing queue --5 ms--> one pg_notify for all --> listeners of all servers
+//! probe to oneself, every PROBE --> heard within ECHO: Notified; else Polling, and a new connection
+//! ```
+//!
+//! NOTIFY inside the transaction of a change would make all commits of all servers wait for one another: the
+//! database holds a lock from there until the commit is flushed. A wake-up that is lost with a crash is
+//! repaired by the dispatcher's own look at the store. A pooler may accept LISTEN and never deliver, so a
+//! server trusts only what it has heard from itself.
+
+use super::fault::PgFault;
+use super::membership;
+use super::url::Connector;
+use crate::membership::{Membership, Wake, WakeMode};
+use procfleet_core::TaskId;
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{AsyncMessage, Client, Config};
+
+const CHANNEL: &str = "procfleet";
+/// How long wake-ups are collected before they are sent together.
+const COLLECT: Duration = Duration::from_millis(5);
+/// The database takes less than 8,000 bytes for each.
+const PAYLOAD: usize = 7_900;
+const PROBE: Duration = Duration::from_secs(10);
+const ECHO: Duration = Duration::from_secs(3);
+const CONNECT: Duration = Duration::from_secs(3);
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Both tasks; they end when this is dropped.
+#[derive(Debug)]
+pub(super) struct Wakeups(Vec<AbortHandle>);
+
+impl Drop for Wakeups {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Wakeups {
+    pub(super) fn start(
+        membership: Membership,
+        outgoing: mpsc::Receiver<Wake>,
+        config: Config,
+        connector: Connector,
+    ) -> Wakeups {
+        let sending = tokio::spawn(send(outgoing, config.clone(), connector.clone(), membership.clone()));
+        let listening = tokio::spawn(listen(membership, config, connector));
+        Wakeups(vec![sending.abort_handle(), listening.abort_handle()])
+    }
+}
+
+async fn send(
+    mut outgoing: mpsc::Receiver<Wake>,
+    config: Config,
+    connector: Connector,
+    membership: Membership,
+) {
+    let mut client: Option<Client> = None;
+    let mut wakes = Vec::new();
+    while outgoing.recv_many(&mut wakes, 1).await > 0 {
+        sleep(COLLECT).await;
+        while let Ok(wake) = outgoing.try_recv() {
+            wakes.push(wake);
+        }
+        let distinct: HashSet<Wake> = wakes.drain(..).collect();
+        let sent = timeout(CONNECT, notify(&mut client, &config, &connector, payload(&membership, distinct)));
+        if !matches!(sent.await, Ok(Ok(()))) {
+            // The others look for themselves.
+            client = None;
+        }
+    }
+}
+
+async fn notify(
+    client: &mut Option<Client>,
+    config: &Config,
+    connector: &Connector,
+    payload: String,
+) -> Result<(), PgFault> {
+    let client = match client {
+        Some(client) if !client.is_closed() => client,
+        _ => {
+            let new = membership::connect(config, connector).await?;
+            // A transaction that only notifies would otherwise wait for the disk.
+            new.batch_execute("SET synchronous_commit = off; SET statement_timeout = '2s'").await?;
+            client.insert(new)
+        }
+    };
+    client.execute("SELECT pg_notify($1, $2)", &[&CHANNEL, &payload]).await?;
+    Ok(())
+}
+
+/// `RUN word word …`: the sender, and what it tells.
+fn payload(membership: &Membership, wakes: HashSet<Wake>) -> String {
+    let mut text = membership.run().0.to_string();
+    for wake in wakes {
+        let word = word(&wake);
+        if text.len() + word.len() >= PAYLOAD {
+            return format!("{} {}", membership.run().0, self::word(&Wake::Everything));
+        }
+        text.push(' ');
+        text.push_str(&word);
+    }
+    text
+}
+
+fn word(wake: &Wake) -> String {
+    match wake {
+        Wake::Task(task) => task.to_string(),
+        Wake::Cancelled => "cancelled".to_owned(),
+        Wake::Dismissed => "dismissed".to_owned(),
+        Wake::Outcomes => "outcomes".to_owned(),
+        Wake::Events => "events".to_owned(),
+        Wake::Ca => "ca".to_owned(),
+        Wake::Everything => "*".to_owned(),
+    }
+}
+
+/// A word that this version does not know means that anything may have happened.
+fn read_word(word: &str) -> Wake {
+    match word {
+        "cancelled" => Wake::Cancelled,
+        "dismissed" => Wake::Dismissed,
+        "outcomes" => Wake::Outcomes,
+        "events" => Wake::Events,
+        "ca" => Wake::Ca,
+        task => task.parse::<TaskId>().map_or(Wake::Everything, Wake::Task),
+    }
+}
+
+/// Listens for ever, over as many connections as it takes.
+async fn listen(membership: Membership, config: Config, connector: Connector) {
+    loop {
+        if let Err(fault) = listen_once(&membership, &config, &connector).await {
+            tracing::debug!(reason = fault.reason(), "listening for wake-ups failed; trying again");
+        }
+        if membership.wake_mode() == WakeMode::Notified {
+            tracing::warn!(
+                "wake-ups of the database do not arrive; looking for new work more often until they do"
+            );
+            membership.set_wake_mode(WakeMode::Polling);
+        }
+        sleep(RETRY).await;
+    }
+}
+
+/// Returns when the connection has ended or does not deliver.
+async fn listen_once(membership: &Membership, config: &Config, connector: &Connector) -> Result<(), PgFault> {
+    let connecting = timeout(CONNECT, config.connect(connector.clone())).await;
+    let (client, mut connection) =
+        connecting.map_err(|_| PgFault::Connection("the database does not answer".to_owned()))??;
+    let (messages, mut notifications) = mpsc::channel(64);
+    // The connection is driven by a task of its own, as the client's statements need it.
+    let driver = tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+            if let AsyncMessage::Notification(notification) = message
+                && messages.send(notification.payload().to_owned()).await.is_err()
+            {
+                return;
+            }
+        }
+    });
+    let _driver = Wakeups(vec![driver.abort_handle()]);
+    let statement = timeout(CONNECT, client.batch_execute(&format!("LISTEN {CHANNEL}"))).await;
+    statement.map_err(|_| PgFault::Connection("the database does not answer".to_owned()))??;
+    // Whatever was told before this moment was not heard.
+    membership.pass_on(Wake::Everything);
+    let mut probe = Instant::now();
+    let mut echo_by = None;
+    let own_probe = format!("probe:{:x}", std::process::id() as u64 ^ (membership.run().0 as u64) << 32);
+    loop {
+        let wake_at = echo_by.unwrap_or(probe);
+        tokio::select! {
+            biased;
+            payload = notifications.recv() => {
+                let Some(payload) = payload else { return Ok(()) };
+                if payload == own_probe {
+                    echo_by = None;
+                    if membership.wake_mode() == WakeMode::Polling {
+                        tracing::info!("wake-ups of the database arrive");
+                        membership.set_wake_mode(WakeMode::Notified);
+                    }
+                    continue;
+                }
+                hear(membership, &payload);
+            }
+            () = tokio::time::sleep_until(wake_at) => {
+                if echo_by.is_some() {
+                    // The probe was not heard.
+                    return Ok(());
+                }
+                let values: [&(dyn ToSql + Sync); 2] = [&CHANNEL, &own_probe];
+                let sent = client.execute("SELECT pg_notify($1, $2)", &values);
+                timeout(ECHO, sent).await.map_err(|_| PgFault::Connection("no answer".to_owned()))??;
+                probe = Instant::now() + PROBE;
+                echo_by = Some(Instant::now() + ECHO);
+            }
+        }
+    }
+}
+
+fn hear(membership: &Membership, payload: &str) {
+    let mut words = payload.split(' ');
+    let sender = words.next().unwrap_or_default();
+    // Probes of others, and what this server has told itself.
+    if sender.starts_with("probe:") || sender == membership.run().0.to_string() {
+        return;
+    }
+    words.map(read_word).for_each(|wake| membership.pass_on(wake));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wakes() -> Vec<Wake> {
+        let task = TaskId { stamp: 20_261_115_203_000, number: 7 };
+        vec![Wake::Task(task), Wake::Cancelled, Wake::Dismissed, Wake::Outcomes, Wake::Events, Wake::Ca]
+    }
+
+    #[test]
+    fn every_wake_up_is_read_as_it_was_written() {
+        for wake in wakes().into_iter().chain([Wake::Everything]) {
+            assert_eq!(read_word(&word(&wake)), wake);
+        }
+        assert_eq!(read_word("of a later version"), Wake::Everything);
+    }
+
+    #[tokio::test]
+    async fn more_than_fits_means_everything() {
+        let (membership, _receiver) = Membership::shared();
+        let few: HashSet<Wake> = wakes().into_iter().collect();
+        assert!(payload(&membership, few).len() < PAYLOAD);
+        let many = (0..1_000).map(|number| Wake::Task(TaskId { stamp: 20_261_115_203_000, number }));
+        assert_eq!(payload(&membership, many.collect()), "0 *");
+    }
+
+    #[tokio::test]
+    async fn a_server_does_not_hear_itself_nor_probes() {
+        let (membership, _receiver) = Membership::shared();
+        let mut heard = membership.wakes();
+        for payload in ["probe:7", "0 events", "5 events outcomes"] {
+            hear(&membership, payload);
+        }
+        assert_eq!(heard.try_recv(), Ok(Wake::Events));
+        assert_eq!(heard.try_recv(), Ok(Wake::Outcomes));
+        assert!(heard.try_recv().is_err());
+    }
+}

@@ -1,0 +1,420 @@
+//! Several servers on one PostgreSQL database. Each [`Store`] is a server; an embedded store has one only.
+
+use super::*;
+use procfleet_testkit::PATIENCE;
+use std::time::Duration;
+
+struct Servers {
+    _folder: TempDir,
+    one: Store,
+    two: Store,
+}
+
+/// The first server has the leases.
+async fn servers(agents: &[&str]) -> Servers {
+    let Fixture { folder, store: one } = TestEngine::Postgres.with_agents(agents).await;
+    let two = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
+    let (first, second) = (one.membership().run(), two.membership().run());
+    wait_until("both know each other", async || {
+        let knows = |store: &Store, id| store.membership().view().borrow().alive.contains_key(&id);
+        knows(&one, second) && knows(&two, first)
+    })
+    .await;
+    Servers { _folder: folder, one, two }
+}
+
+async fn connect(store: &Store, name: &str) -> Epoch {
+    store.agent_connected(&agent(name), "0.1.0", "null", 1_600, NEVER_CONNECTED).await.expect("connected")
+}
+
+async fn open(store: &Store, scope: OpScope) -> Vec<(String, SentBefore)> {
+    let rows = store.open_ops(scope).await.expect("no error");
+    rows.into_iter()
+        .map(|row| (row.agent.map(|agent| agent.to_string()).unwrap_or_default(), row.sent))
+        .collect()
+}
+
+fn decided(task: TaskId, index: u32, name: &str, epoch: Epoch) -> Finished {
+    let by = EndedBy::Server(Some((agent(name), epoch)));
+    Finished { by, ..finished(op(task, index), None, Code::NoAgent) }
+}
+
+async fn apply(store: &Store, finished: Finished) -> Applied {
+    store.finish_ops(vec![finished]).await.expect("no error")[0]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_op_belongs_to_the_server_that_holds_its_agent() {
+    let Servers { one, two, .. } = servers(&["a", "b", "c"]).await;
+    connect(&one, "a").await;
+    connect(&two, "b").await;
+    let task = one.create_task(new_task(&["a", "b", "c"])).await.expect("a task");
+    let of = async |store: &Store| open(store, OpScope::Tasks(vec![task])).await;
+    // The agent c has no session: whoever has the lease decides.
+    assert!(one.membership().has(Lease::Unheld) && !two.membership().has(Lease::Unheld));
+    assert_eq!(of(&one).await, [("a".to_owned(), SentBefore::No), ("c".to_owned(), SentBefore::No)]);
+    assert_eq!(of(&two).await, [("b".to_owned(), SentBefore::No)]);
+    // The agent moves: the first server may have sent it.
+    connect(&two, "a").await;
+    let moved = open(&two, OpScope::Agents(vec![agent("a")])).await;
+    assert_eq!(moved, [("a".to_owned(), SentBefore::Maybe)]);
+    // The agent c was away when the op was accepted, so nobody has sent it.
+    connect(&two, "c").await;
+    let came = open(&two, OpScope::Agents(vec![agent("c")])).await;
+    assert_eq!(came, [("c".to_owned(), SentBefore::No)]);
+    assert_eq!(of(&one).await, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decision_about_an_agent_that_has_moved_is_superseded() {
+    let Servers { one, two, .. } = servers(&["a", "b"]).await;
+    let (old, other) = (connect(&one, "a").await, connect(&two, "b").await);
+    let task = one.create_task(new_task(&["a", "b"])).await.expect("a task");
+    let new = connect(&two, "a").await;
+    for (store, index, name, epoch, expected) in [
+        (&one, 0, "a", old, Applied::Superseded),
+        (&one, 0, "a", new, Applied::Superseded),
+        (&one, 1, "b", other, Applied::Superseded),
+        (&two, 0, "a", old, Applied::Superseded),
+        (&two, 0, "a", new, Applied::Now),
+        (&two, 1, "b", other, Applied::Now),
+        (&one, 1, "b", other, Applied::Superseded),
+        (&two, 1, "b", other, Applied::Already),
+    ] {
+        assert_eq!(
+            apply(store, decided(task, index, name, epoch)).await,
+            expected,
+            "{index} {name} {epoch:?}"
+        );
+    }
+    // A report of the agent itself counts, whichever server it comes through.
+    assert_eq!(apply(&one, finished(op(task, 1), Some("b"), Code::Success)).await, Applied::Late);
+}
+
+/// Correction C1 of the design: without the lock, both the decision and the connect would go through.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connect_waits_for_a_decision_under_way_and_sees_its_outcome() {
+    let Servers { one, two, _folder } = servers(&["a"]).await;
+    let epoch = connect(&one, "a").await;
+    let task = one.create_task(new_task(&["a"])).await.expect("a task");
+    let gate = Gate::close(&_folder, "outcomes").await;
+    let deciding = tokio::spawn({
+        let one = one.clone();
+        async move { apply(&one, decided(task, 0, "a", epoch)).await }
+    });
+    gate.wait_until_blocked(1).await;
+    let connecting = tokio::spawn({
+        let two = two.clone();
+        async move {
+            let epoch = connect(&two, "a").await;
+            (epoch, open(&two, OpScope::Agents(vec![agent("a")])).await)
+        }
+    });
+    // The connect waits for the session's row, or it would have been answered.
+    gate.wait_until_blocked(2).await;
+    assert!(!connecting.is_finished());
+    gate.open().await;
+    assert_eq!(deciding.await.expect("no panic"), Applied::Now);
+    let (_, seen) = connecting.await.expect("no panic");
+    assert_eq!(seen, [], "the op has its outcome before the agent's next session can get it");
+}
+
+/// Correction C5: what an earlier session of another server says comes too late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn states_that_waited_in_another_server_do_not_replace_newer_ones() {
+    let Servers { one, two, .. } = servers(&["a"]).await;
+    let said = |name: &str| ProcRecord {
+        proc: proc(name),
+        revision: 1,
+        status: "{}".to_owned(),
+        listing: ProcListing::default(),
+    };
+    let old = connect(&one, "a").await;
+    let new = connect(&two, "a").await;
+    two.replace_procs(&agent("a"), new, vec![said("now")]).await.expect("stored");
+    let late = one.replace_procs(&agent("a"), old, vec![said("before")]).await;
+    assert!(matches!(late, Err(StoreError::OldSession(_))), "{late:?}");
+    assert_eq!(two.known_procs(vec![(agent("a"), proc("now"))]).await.expect("no error").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_leaves_lets_another_decide_about_its_agents() {
+    let Servers { one, two, .. } = servers(&["a", "b"]).await;
+    let epoch = connect(&one, "a").await;
+    let sent = one.create_task(new_task(&["a"])).await.expect("a task");
+    let leaving = one.membership().run();
+    one.close().await.expect("closed");
+    wait_until("the other has the leases", async || {
+        Lease::ALL.into_iter().all(|lease| two.membership().has(lease))
+    })
+    .await;
+    assert!(!two.membership().view().borrow().alive.contains_key(&leaving));
+    // The server that left may have sent it.
+    assert_eq!(open(&two, OpScope::All).await, [("a".to_owned(), SentBefore::Maybe)]);
+    assert_eq!(apply(&two, decided(sent, 0, "a", epoch)).await, Applied::Now);
+    let records = two.servers().await.expect("no error");
+    // It had not introduced itself, so there is no name to show.
+    let states: Vec<ServerState> = records.iter().map(|record| record.state).collect();
+    assert_eq!(states, [ServerState::Up]);
+    assert_eq!(records[0].leases.len(), Lease::ALL.len());
+}
+
+fn intro(name: &str) -> ServerIntro {
+    ServerIntro {
+        name: name.to_owned(),
+        advertise: format!("https://{name}.example:48668"),
+        version: "0.1.0".to_owned(),
+    }
+}
+
+/// Name, state and whether it drains, of each server.
+async fn listed(store: &Store) -> Vec<(String, ServerState, bool)> {
+    let records = store.servers().await.expect("no error");
+    records.into_iter().map(|record| (record.intro.name, record.state, record.drains)).collect()
+}
+
+async fn drain(store: &Store, name: &str, drains: bool) -> DrainOutcome {
+    let audit = NewAudit { action: "server_drain".to_owned(), ..NewAudit::default() };
+    store.drain_server(name, drains, audit).await.expect("no error")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_that_drain_are_not_advertised_and_the_last_one_is_not_drained() {
+    let Servers { one, two, .. } = servers(&[]).await;
+    one.introduce(intro("s1")).await.expect("known");
+    two.introduce(intro("s2")).await.expect("known");
+    let all = [intro("s1").advertise, intro("s2").advertise];
+    for store in [&one, &two] {
+        wait_until("both are advertised", async || store.membership().advertised() == all).await;
+    }
+    for (store, name, drains, expected) in [
+        (&one, "s3", true, DrainOutcome::Unknown),
+        (&one, "s3", false, DrainOutcome::Unknown),
+        (&two, "s1", false, DrainOutcome::Done),
+        (&two, "s1", true, DrainOutcome::Done),
+        (&one, "s1", true, DrainOutcome::Done),
+        (&one, "s2", true, DrainOutcome::Last),
+    ] {
+        assert_eq!(drain(store, name, drains).await, expected, "{name} {drains}");
+    }
+    for store in [&one, &two] {
+        wait_until("one is left", async || store.membership().advertised() == all[1..]).await;
+    }
+    let views = [&one, &two].map(|store| store.membership().view().borrow().clone());
+    assert_eq!(views.each_ref().map(|view| view.drains), [true, false]);
+    assert_eq!(views.each_ref().map(|view| view.takers().count()), [1, 0]);
+    let expected = [("s1".to_owned(), ServerState::Up, true), ("s2".to_owned(), ServerState::Up, false)];
+    assert_eq!(listed(&two).await, expected);
+    // What was refused is not in the audit trail.
+    let audit = two.list_audit(10, AuditFilter::default()).await.expect("no error");
+    assert_eq!(audit.records.iter().filter(|record| record.entry.action == "server_drain").count(), 3);
+    assert_eq!(drain(&two, "s1", false).await, DrainOutcome::Done);
+    wait_until("both are advertised again", async || one.membership().advertised() == all).await;
+}
+
+/// Without the lock, each would count on the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_that_are_drained_at_once_do_not_both_drain() {
+    let Servers { one, two, _folder } = servers(&[]).await;
+    one.introduce(intro("s1")).await.expect("known");
+    two.introduce(intro("s2")).await.expect("known");
+    let gate = Gate::close(&_folder, "audit").await;
+    let drained = |store: &Store, name: &'static str| {
+        let store = store.clone();
+        tokio::spawn(async move { drain(&store, name, true).await })
+    };
+    let first = drained(&one, "s1");
+    gate.wait_until_blocked(1).await;
+    let second = drained(&two, "s2");
+    gate.wait_until_blocked(2).await;
+    gate.open().await;
+    assert_eq!(first.await.expect("no panic"), DrainOutcome::Done);
+    assert_eq!(second.await.expect("no panic"), DrainOutcome::Last);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_was_declared_dead_drains_as_before_and_is_listed_once() {
+    let Servers { one, two, _folder } = servers(&[]).await;
+    one.introduce(intro("s1")).await.expect("known");
+    two.introduce(intro("s2")).await.expect("known");
+    assert_eq!(drain(&two, "s1", true).await, DrainOutcome::Done);
+    wait_until("it knows", async || one.membership().view().borrow().drains).await;
+    let run = one.membership().run();
+    let database = database(&_folder).await;
+    let sql = "UPDATE servers SET state = 'fenced' WHERE id = $1";
+    database.execute(sql, &[&run.0]).await.expect("what another server does");
+    wait_until("it is a new server", async || one.membership().run() != run && one.membership().holds())
+        .await;
+    let expected = [("s2".to_owned(), ServerState::Up, false), ("s1".to_owned(), ServerState::Up, true)];
+    assert_eq!(listed(&two).await, expected);
+    one.close().await.expect("closed");
+    let expected = [("s2".to_owned(), ServerState::Up, false), ("s1".to_owned(), ServerState::Left, false)];
+    assert_eq!(listed(&two).await, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_was_declared_dead_changes_nothing_and_goes_on_as_a_new_one() {
+    let Servers { one, two, _folder } = servers(&["a"]).await;
+    let epoch = connect(&one, "a").await;
+    let task = one.create_task(new_task(&["a"])).await.expect("a task");
+    let run = one.membership().run();
+    let database = database(&_folder).await;
+    database
+        .execute("UPDATE servers SET state = 'fenced' WHERE id = $1", &[&run.0])
+        .await
+        .expect("what another server does");
+    let late = one.finish_ops(vec![decided(task, 0, "a", epoch)]).await;
+    match late {
+        Err(StoreError::Fenced) => {}
+        // It has entered again meanwhile.
+        Ok(applied) => assert_eq!(applied, [Applied::Superseded]),
+        Err(error) => panic!("{error}"),
+    }
+    wait_until("it is a new server", async || {
+        let new = one.membership().run();
+        new != run && one.membership().holds() && two.membership().view().borrow().alive.contains_key(&new)
+    })
+    .await;
+    assert_eq!(apply(&one, decided(task, 0, "a", epoch)).await, Applied::Superseded);
+    connect(&one, "a").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wake_up_reaches_the_other_servers_only() {
+    let Servers { one, two, .. } = servers(&[]).await;
+    wait_until("both hear themselves", async || {
+        [&one, &two].iter().all(|store| store.membership().wake_mode() == WakeMode::Notified)
+    })
+    .await;
+    let (mut heard_here, mut heard_there) = (one.membership().wakes(), two.membership().wakes());
+    let task = one.create_task(new_task(&["a"])).await.expect("a task");
+    one.membership().wake_others(Wake::Task(task));
+    let heard = tokio::time::timeout(PATIENCE, heard_there.recv()).await.expect("in time");
+    assert_eq!(heard, Ok(Wake::Task(task)));
+    two.membership().wake_others(Wake::Events);
+    let heard = tokio::time::timeout(PATIENCE, heard_here.recv()).await.expect("in time");
+    assert_eq!(heard, Ok(Wake::Events));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_listener_is_noticed_and_replaced() {
+    let Servers { one, _folder, .. } = servers(&[]).await;
+    let notified = async || one.membership().wake_mode() == WakeMode::Notified;
+    wait_until("it hears itself", notified).await;
+    let database = database(&_folder).await;
+    // All that listen: the query of a listener is its last.
+    let ended = database
+        .execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() \
+                  AND (query LIKE 'LISTEN%' OR query LIKE 'SELECT pg_notify%')",
+            &[],
+        )
+        .await
+        .expect("we may");
+    assert!(ended > 0);
+    let mut heard = one.membership().wakes();
+    // It listens again, says that it may have missed something, and hears itself.
+    let first = tokio::time::timeout(PATIENCE, heard.recv()).await.expect("in time");
+    assert_eq!(first, Ok(Wake::Everything));
+    wait_until("it hears itself again", notified).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_jump_of_the_databases_clock_does_not_move_the_stores_time() {
+    let Servers { one, two, _folder } = servers(&[]).await;
+    let offset = |store: &Store| store.membership().store_offset().expect("a shared store");
+    let before = offset(&one);
+    assert!((before - offset(&two)).abs() < 2_000);
+    // The database's clock cannot be set here; a shift of the store's time looks the same to its servers.
+    let database = database(&_folder).await;
+    let hour = 3_600_000_i64;
+    database.execute("UPDATE store_clock SET shift_ms = shift_ms + $1", &[&hour]).await.expect("ours");
+    wait_until("the shift is corrected", async || {
+        let row = database.query_one("SELECT shift_ms FROM store_clock", &[]).await.expect("ours");
+        row.get::<_, i64>(0).abs() < 2_000
+    })
+    .await;
+    for store in [&one, &two] {
+        assert!((offset(store) - before).abs() < 2_000, "{} {before}", offset(store));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_too_new_ends_an_old_server_also_while_it_runs() {
+    let Servers { one, _folder, .. } = servers(&[]).await;
+    let database = database(&_folder).await;
+    let sql = "UPDATE schema_version SET version = version + 2, oldest_server = version + 1";
+    database.execute(sql, &[]).await.expect("ours");
+    let ended = tokio::time::timeout(PATIENCE, one.failed()).await.expect("in time");
+    assert!(matches!(ended, StoreError::Newer { .. }), "{ended}");
+    let refused = TestEngine::Postgres.reopen(&_folder).await;
+    assert!(matches!(refused, Err(StoreError::Newer { .. })), "{refused:?}");
+}
+
+/// The store of one server answers as one that has every right.
+#[tokio::test]
+async fn the_only_server_has_every_lease() {
+    let Fixture { folder: _folder, store } = TestEngine::Sqlite.fixture().await;
+    let membership = store.membership();
+    assert!(!membership.is_shared() && membership.holds());
+    assert!(Lease::ALL.into_iter().all(|lease| membership.has(lease)));
+    assert_eq!(store.servers().await.expect("no error"), []);
+}
+
+/// Asks again until it is so.
+async fn wait_until(what: &str, mut ask: impl AsyncFnMut() -> bool) {
+    let asking = async {
+        while !ask().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, asking).await.is_ok(), "waited in vain for this: {what}");
+}
+
+/// A connection of the test's own.
+async fn database(folder: &TempDir) -> tokio_postgres::Client {
+    let url = std::fs::read_to_string(url_file(folder)).expect("the url");
+    let (client, connection) =
+        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("a connection");
+    tokio::spawn(connection);
+    client
+}
+
+/// Stops every insert into a table until it is opened: the trigger of the table waits for an advisory lock
+/// that the test has.
+struct Gate {
+    holder: tokio_postgres::Client,
+    watcher: tokio_postgres::Client,
+}
+
+impl Gate {
+    const LOCK: i64 = 77;
+
+    async fn close(folder: &TempDir, table: &str) -> Gate {
+        let (holder, watcher) = (database(folder).await, database(folder).await);
+        let sql = format!(
+            "CREATE FUNCTION pass_gate() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN PERFORM pg_advisory_xact_lock({lock}); RETURN NULL; END $$; \
+             CREATE TRIGGER gate BEFORE INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION pass_gate(); \
+             SELECT pg_advisory_lock({lock})",
+            lock = Gate::LOCK
+        );
+        holder.batch_execute(&sql).await.expect("a trigger");
+        Gate { holder, watcher }
+    }
+
+    /// Waits until so many statements wait for a lock.
+    async fn wait_until_blocked(&self, statements: i64) {
+        wait_until("statements wait", async || {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            let row = self.watcher.query_one(sql, &[]).await.expect("we may look");
+            row.get::<_, i64>(0) >= statements
+        })
+        .await;
+    }
+
+    async fn open(self) {
+        let sql = format!("SELECT pg_advisory_unlock({})", Gate::LOCK);
+        self.holder.batch_execute(&sql).await.expect("our lock");
+    }
+}

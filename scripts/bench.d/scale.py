@@ -1,0 +1,356 @@
+"""One server with its embedded store beside one, two and three servers on one PostgreSQL database, with the same
+simulated fleet: an op on all agents, acceptance, status queries, memory and CPU of each program, and the death of
+a server. `scripts/bench scale --help` lists the options."""
+
+import argparse
+import glob
+import json
+import os
+import pwd
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import measure
+import report
+from callers import closed_loop
+from fleet import GSE, RESTART, START, Server, Sim, hosts, ip, operate, operation
+
+SIM_AGENTS = 12_000
+"""More agents than this are divided among several simulators: each has its own limit of open files."""
+
+
+class Database:
+    """A PostgreSQL cluster of its own, run by an unprivileged account."""
+
+    def __init__(self, folder):
+        programs = sorted(glob.glob("/usr/lib/postgresql/*/bin"))
+        self.programs = programs[-1] if programs else os.path.dirname(shutil.which("initdb"))
+        self.folder = os.path.join(folder, "database")
+        os.mkdir(self.folder)
+        self.account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        if self.account:
+            os.chown(self.folder, self.account.pw_uid, self.account.pw_gid)
+            os.chmod(folder, 0o755)
+        data = os.path.join(self.folder, "data")
+        self.run("initdb", "-D", data, "-U", "procfleet", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        settings = {"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": "", "max_connections": 200,
+                    "shared_buffers": "256MB", "max_wal_size": "4GB", "wal_compression": "on", "checkpoint_timeout": "15min"}
+        command = [os.path.join(self.programs, "postgres"), "-D", data]
+        for name, value in settings.items():
+            command += ["-c", f"{name}={value}"]
+        log = open(os.path.join(self.folder, "log"), "ab")
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                                        preexec_fn=self.become)
+        log.close()
+        deadline = time.monotonic() + 60
+        while self.psql("SELECT 1", check=False).returncode:
+            if time.monotonic() > deadline:
+                raise RuntimeError("PostgreSQL did not start")
+            time.sleep(0.1)
+
+    def become(self):
+        if self.account:
+            os.setgroups([])
+            os.setgid(self.account.pw_gid)
+            os.setuid(self.account.pw_uid)
+
+    def run(self, program, *words):
+        subprocess.run([os.path.join(self.programs, program), *words], check=True, stdout=subprocess.DEVNULL,
+                       preexec_fn=self.become, cwd="/")
+
+    def psql(self, sql, check=True):
+        command = [os.path.join(self.programs, "psql"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "procfleet", "-d", "postgres",
+                   "-Atqc", sql]
+        return subprocess.run(command, check=check, capture_output=True, text=True, cwd="/")
+
+    def create(self, name):
+        self.psql(f"CREATE DATABASE {name}")
+        return f"postgres://procfleet@127.0.0.1:{self.port}/{name}"
+
+    def pids(self):
+        return [self.process.pid, *measure.descendants(self.process.pid)]
+
+    def end(self):
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Folder:
+    """What a [`Server`] and a [`Sim`] take from a benchmark, for one variant."""
+
+    def __init__(self, bench, name):
+        self.procfleet, self.sim, self.patience, self.log_level = bench.procfleet, bench.sim, bench.patience, bench.log_level
+        self.folder = os.path.join(bench.folder, name)
+        os.makedirs(self.folder, exist_ok=True)
+
+
+class Servers:
+    """Servers of one store."""
+
+    def __init__(self, bench, name, count, url):
+        self.all = []
+        for number in range(count):
+            place = Folder(bench, f"{name}-{number}")
+            if number > 0:
+                # The first one has made the key that opens the CA, and the administrator's app.
+                os.mkdir(os.path.join(place.folder, "server"), 0o700)
+                for file in ("seal.key", "ca.key.pem", "ca.cert.der", "admin.json"):
+                    path = os.path.join(self.all[0].data, file)
+                    if os.path.exists(path):
+                        shutil.copy(path, os.path.join(place.folder, "server", file))
+            flags = ["--store", url, "--name", f"{name}-{number}"] if url else []
+            self.all.append(Server(place, flags))
+
+    def links(self):
+        return ",".join(f"https://{server.link}" for server in self.living())
+
+    def living(self):
+        return [server for server in self.all if server.process.poll() is None]
+
+    def connected(self):
+        return sum(server.connected() for server in self.living())
+
+    def cpu_ns(self):
+        return sum(server.cpu_ns() for server in self.living())
+
+    def end(self):
+        for server in self.all:
+            server.end()
+
+
+class Fleet:
+    """Simulators for all agents, each of which knows all servers."""
+
+    def __init__(self, bench, name, servers, agents):
+        self.sims, first, number = [], 0, 0
+        while first < agents:
+            count = min(SIM_AGENTS, agents - first)
+            place = Folder(bench, f"{name}-sim-{number}")
+            self.sims.append((LinkedSim(place, servers, count, first), count))
+            first, number = first + count, number + 1
+
+    def confirmed(self, wanted, patience):
+        """Confirmed ops of all simulators, as `wanted(simulator's agents)` of each."""
+        found = []
+        for sim, count in self.sims:
+            found += sim.confirmed(wanted(count), patience)
+        return found
+
+    def pids(self):
+        return [sim.process.pid for sim, _ in self.sims]
+
+    def end(self):
+        for sim, _ in self.sims:
+            sim.end()
+
+
+class LinkedSim(Sim):
+    def __init__(self, place, servers, agents, first):
+        self.trace = os.path.join(place.folder, "trace.csv")
+        self.log = open(os.path.join(place.folder, "sim.log"), "wb")
+        command = [place.sim, "--server", servers.links(), "--agents", str(agents), "--first-ip", ip(first),
+                   "--data", os.path.join(place.folder, "sim"), "--trace", self.trace, "--json", "--every", "1"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "PROCFLEET_TOKEN": servers.all[0].token(agents)},
+        )
+        self.lines = None
+
+
+class Bench:
+    def __init__(self, options):
+        self.procfleet, self.sim = os.path.abspath(options.procfleet), os.path.abspath(options.sim)
+        self.patience, self.log_level = options.patience, options.log
+        self.folder = tempfile.mkdtemp(prefix="pfscale-", dir=options.folder)
+        self.figures = {}
+
+    def say(self, variant, what, value):
+        self.figures.setdefault(what, {})[variant] = value
+        print(f"  {variant}: {what}: {value}", flush=True)
+
+
+def main():
+    options = read_options()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    bench = Bench(options)
+    before = os.getloadavg()
+    try:
+        variants = run(bench, options)
+    except KeyboardInterrupt:
+        print("\ninterrupted; everything that was started has been ended", file=sys.stderr)
+        return 130
+    finally:
+        shutil.rmtree(bench.folder, ignore_errors=True)
+    rows = [["", *variants], *([what, *(values.get(variant, "") for variant in variants)] for what, values in bench.figures.items())]
+    text = "\n".join([f"{report.machine()}; commit {report.commit()}; load {report.loads(before, os.getloadavg())}; "
+                      f"{options.agents} simulated agents on the same machine.", "", *report.table(rows)])
+    print("\n" + text)
+    if options.record:
+        report.record("scale", text)
+    return 0
+
+
+def run(bench, options):
+    counts = [options.servers] if options.servers else [1, 2, 3]
+    variants = ([] if options.servers or options.no_sqlite else [("SQLite", 1)])
+    variants += [(f"PostgreSQL, {count} server{'s' if count > 1 else ''}", count) for count in counts]
+    database = Database(bench.folder)
+    try:
+        for number, (name, count) in enumerate(variants):
+            print(name, flush=True)
+            url = database.create(f"fleet{number}") if name != "SQLite" else None
+            measure_one(bench, options, name, f"v{number}", count, url, database)
+    finally:
+        database.end()
+    return [name for name, _ in variants]
+
+
+def measure_one(bench, options, name, short, count, url, database):
+    agents = options.agents
+    servers, fleet = Servers(bench, short, count, url), None
+    try:
+        began = time.monotonic()
+        fleet = Fleet(bench, short, servers, agents)
+        wait(servers, agents, options.patience)
+        bench.say(name, "join and connect, s", f"{time.monotonic() - began:.1f}")
+        time.sleep(3)
+        shares = sorted(server.connected() for server in servers.all)
+        bench.say(name, "agents of the servers", " ".join(map(str, shares)))
+        memory = [measure.memory_kib(server.process.pid)["pss_kib"] / 1024 for server in servers.all]
+        bench.say(name, "PSS of each server, MiB", " ".join(f"{value:.0f}" for value in memory))
+        api = servers.all[-1]
+        everybody = hosts(0, agents)
+        operate(api, START, everybody)
+        fleet.confirmed(lambda count: count, options.patience)
+        durable, used = [], {"servers": [], "database": [], "simulators": []}
+        for _ in range(options.rounds):
+            time.sleep(1)
+            before = cpu(servers, database, fleet, url)
+            began = time.monotonic_ns()
+            operate(api, RESTART, everybody)
+            ops = fleet.confirmed(lambda count: count, options.patience)
+            durable.append((max(op[3] for op in ops) - began) / 1e9)
+            for who, spent in cpu(servers, database, fleet, url).items():
+                used[who].append((spent - before[who]) / 1e9)
+        bench.say(name, "one op on all, durable and acknowledged, s (slowest)",
+                  f"{measure.percentile(durable, 50):.2f} ({max(durable):.2f})")
+        for who, seconds in used.items():
+            bench.say(name, f"CPU of the {who} for it, s", f"{measure.percentile(seconds, 50):.2f}")
+        accept(bench, options, name, api, fleet)
+        status(bench, options, name, api)
+        if options.kill and count > 1:
+            death(bench, options, name, servers, fleet)
+    finally:
+        if fleet:
+            fleet.end()
+        servers.end()
+
+
+def wait(servers, agents, patience):
+    deadline = time.monotonic() + patience
+    while (there := servers.connected()) < agents:
+        if time.monotonic() > deadline:
+            raise measure.TookTooLong(f"{there} of {agents} had connected after {patience} s")
+        time.sleep(0.2)
+
+
+def cpu(servers, database, fleet, url):
+    return {"servers": servers.cpu_ns(), "database": measure.cpu_ns(database.pids()) if url else 0,
+            "simulators": measure.cpu_ns(fleet.pids())}
+
+
+def accept(bench, options, name, api, fleet):
+    # Only hosts of the first simulator, so that its trace shows when all have ended.
+    size = min(fleet.sims[0][1], options.agents)
+    bodies = [{"proc_operate_req": [operation(RESTART, hosts(number % size, 1))]} for number in range(options.accepts)]
+    total, took = closed_loop(api.api, [api.api.request(f"{GSE}/operate_proc_multi/", body) for body in bodies], 16)
+    fleet.sims[0][0].confirmed(options.accepts, options.patience)
+    bench.say(name, "single-host tasks accepted a second, 16 callers", f"{options.accepts / total:.0f}")
+    bench.say(name, "acceptance, p50 and p99, ms",
+              f"{measure.percentile(took, 50) * 1e3:.1f} and {measure.percentile(took, 99) * 1e3:.1f}")
+
+
+def status(bench, options, name, api):
+    target = {**hosts(0, 1)[0], "bk_supplier_id": 0}
+    body = {"meta": {"namespace": "bench", "name": "web"}, "hosts": [target]}
+    one = api.api.request(f"{GSE}/get_proc_status/", body)
+    _, took = closed_loop(api.api, [one] * options.queries, 1)
+    bench.say(name, "status of one host, p50 and p99, ms",
+              f"{measure.percentile(took, 50) * 1e3:.2f} and {measure.percentile(took, 99) * 1e3:.2f}")
+
+
+def death(bench, options, name, servers, fleet):
+    """Kills a server during an op on all agents; the others take over its agents."""
+    agents = options.agents
+    api, victim = servers.all[-1], servers.all[0]
+    task = operate(api, RESTART, hosts(0, agents))
+    lost = victim.connected()
+    victim.kill()
+    killed = time.monotonic()
+    marks = {99: None, 100: None}
+    while marks[100] is None:
+        there, now = servers.connected(), time.monotonic() - killed
+        for part in marks:
+            if marks[part] is None and (agents - there) * 100 <= lost * (100 - part):
+                marks[part] = now
+        if now > options.patience:
+            raise measure.TookTooLong(f"{there} of {agents} were connected {now:.0f} s after the death of a server")
+        time.sleep(0.05)
+    for part, at in marks.items():
+        bench.say(name, f"kill -9 of a server: {part} % of its agents are at others after, s", f"{at:.1f}")
+    deadline = time.monotonic() + options.patience
+    while True:
+        row = api.api.data("GET", f"/api/v1/tasks/{task}?limit=1")
+        counts = {key: row.get(key, row.get("task", {}).get(key)) for key in ("open", "succeeded", "failed")}
+        if counts["open"] == 0:
+            break
+        if time.monotonic() > deadline:
+            raise measure.TookTooLong(f"{counts['open']} ops are open {options.patience} s after the death of a server")
+        time.sleep(0.5)
+    bench.say(name, "the op that was under way: succeeded and failed", f"{counts['succeeded']} and {counts['failed']}")
+
+
+def read_options():
+    parser = argparse.ArgumentParser(prog="scripts/bench scale", description=__doc__)
+    parser.add_argument("--agents", type=int, default=10_000, help="simulated agents (default: %(default)s)")
+    parser.add_argument("--servers", type=int, help="only PostgreSQL with so many servers")
+    parser.add_argument("--no-sqlite", action="store_true", help="leave out the embedded store")
+    parser.add_argument("--no-kill", dest="kill", action="store_false", help="let all servers live")
+    parser.add_argument("--quick", action="store_true", help="1,000 agents and few rounds")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--accepts", type=int, default=5_000)
+    parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--patience", type=float, default=300)
+    parser.add_argument("--procfleet", default="target/release/procfleet")
+    parser.add_argument("--sim", default="target/release/procfleet-sim")
+    parser.add_argument("--folder", help="where the files of the benchmark are")
+    parser.add_argument("--log", default="warn", help="log level of the servers")
+    parser.add_argument("--record", action="store_true", help="write the table to docs/bench/scale.md")
+    options = parser.parse_args()
+    if options.quick:
+        options.agents, options.rounds, options.accepts, options.queries = 1_000, 2, 500, 100
+    return options
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except measure.TookTooLong as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
