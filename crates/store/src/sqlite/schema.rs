@@ -50,7 +50,15 @@ pub(super) struct OpenedDatabase {
 /// Held while the store may be written. The kernel releases it when the process ends.
 #[derive(Debug)]
 pub struct StoreLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for StoreLock {
+    /// A child that this process has forked has the file open until its `execve`, so closing it is not
+    /// enough.
+    fn drop(&mut self) {
+        let _ = self.file.unlock();
+    }
 }
 
 pub(super) fn open(path: &Path) -> Result<OpenedDatabase, StoreError> {
@@ -115,7 +123,7 @@ pub fn lock(path: &Path) -> Result<StoreLock, StoreError> {
     let failed = |source| StoreError::File { doing: "locking", path: path_of_lock.clone(), source };
     let file = create(&path_of_lock).map_err(failed)?;
     match file.try_lock() {
-        Ok(()) => Ok(StoreLock { _file: file }),
+        Ok(()) => Ok(StoreLock { file }),
         Err(TryLockError::WouldBlock) => Err(StoreError::InUse { store: path.display().to_string() }),
         Err(TryLockError::Error(source)) => Err(failed(source)),
     }
@@ -167,5 +175,21 @@ fn version_error(error: VersionError, doing: &'static str, path: &Path) -> Store
             StoreError::Newer { store: path.display().to_string(), found, known }
         }
         VersionError::Sqlite(source) => failed(doing, source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_free_again_while_a_forked_child_has_its_lock_file_open() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let path = folder.path().join("store.db");
+        let held = lock(&path).expect("nobody has it");
+        let of_child = held.file.try_clone().expect("a copy of the descriptor");
+        drop(held);
+        lock(&path).expect("free again");
+        drop(of_child);
     }
 }
