@@ -42,7 +42,7 @@ pub(crate) struct Args {
     #[arg(long, env = "PROCFLEET_LINK", default_value = "127.0.0.1:48668")]
     pub(crate) link: SocketAddr,
     /// Name of this server in `procfleet servers` [default: the name of the machine]
-    #[arg(long, env = "PROCFLEET_NAME", value_name = "NAME")]
+    #[arg(long, env = "PROCFLEET_SERVER_NAME", value_name = "NAME")]
     pub(crate) name: Option<ServerName>,
     /// URL of the link as agents and other servers reach it: https://HOST:PORT. Servers of one database tell
     /// it to their agents [default: the address of --link, unless it is 0.0.0.0 or ::]

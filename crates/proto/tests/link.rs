@@ -13,8 +13,8 @@ use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
     Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello,
     HostFacts, LogRead, OmittedAccounts, Op, OpOrder, ProcStateMessage, ReadLog, ReadSpec, Refused, Renew,
-    Renewed, Report, Reports, SpecRead, States, Welcome, agent_message, decode_agent, decode_server,
-    server_message,
+    Renewed, Report, Reports, ServerList, SpecRead, States, Welcome, agent_message, decode_agent,
+    decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
 use std::path::PathBuf;
@@ -386,6 +386,12 @@ fn messages_of_servers_match_their_golden_files() {
         ("ack", Body::Ack(Ack { ops: vec![op_id().to_string()] })),
         ("drain", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000, elsewhere: false })),
         ("drain_elsewhere", Body::Drain(Drain { after_ms: 500, spread_ms: 2_000, elsewhere: true })),
+        (
+            "server_list",
+            Body::ServerList(ServerList {
+                servers: vec!["https://s1.example:48668".to_owned(), "https://[::1]:7".to_owned()],
+            }),
+        ),
         ("refused", Body::Refused(Refused { reason: "no".to_owned() })),
         (
             "enrolled",

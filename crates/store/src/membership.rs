@@ -135,6 +135,11 @@ pub struct MembershipView {
 }
 
 impl MembershipView {
+    fn advertised(&self) -> Vec<String> {
+        let takes = |server: &&LivingServer| !server.drains && !server.url.is_empty();
+        self.alive.values().filter(takes).map(|server| server.url.clone()).collect()
+    }
+
     /// The other living servers that do not drain: agents of this one can be sent there.
     pub fn takers(&self) -> impl Iterator<Item = &LivingServer> {
         self.alive.iter().filter(|(id, server)| **id != self.run && !server.drains).map(|(_, server)| server)
@@ -169,6 +174,8 @@ struct Shared {
     kind: MembershipKind,
     own: Mutex<OwnBeat>,
     view: watch::Sender<MembershipView>,
+    /// The URLs of [`Membership::advertised`]. Apart from the view, which changes all the time.
+    advertised: watch::Sender<Arc<[String]>>,
     load: (AtomicU64, AtomicU64),
     notified: AtomicBool,
     /// What is added to a boot time to get the store's time.
@@ -202,6 +209,7 @@ impl Membership {
             kind,
             own: Mutex::default(),
             view: watch::channel(view).0,
+            advertised: watch::channel(Arc::default()).0,
             load: Default::default(),
             notified: AtomicBool::new(false),
             offset: AtomicI64::new(0),
@@ -236,11 +244,9 @@ impl Membership {
     }
 
     /// The URLs of the links that agents should connect to: of all living servers that have one and do not
-    /// drain.
-    pub fn advertised(&self) -> Vec<String> {
-        let view = self.shared.view.borrow();
-        let takes = |server: &&LivingServer| !server.drains && !server.url.is_empty();
-        view.alive.values().filter(takes).map(|server| server.url.clone()).collect()
+    /// drain. Empty: the server is alone, or none has one.
+    pub fn advertised(&self) -> watch::Receiver<Arc<[String]>> {
+        self.shared.advertised.subscribe()
     }
 
     /// Figures for the next beats.
@@ -309,6 +315,14 @@ impl Membership {
             let before = view.clone();
             change(view);
             *view != before
+        });
+        let advertised = self.shared.view.borrow().advertised();
+        self.shared.advertised.send_if_modified(|known| {
+            let is_other = **known != advertised;
+            if is_other {
+                *known = advertised.into();
+            }
+            is_other
         });
     }
 

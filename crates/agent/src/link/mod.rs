@@ -299,6 +299,7 @@ impl LinkSession<'_> {
                         Body::ReadSpec(question) => {
                             questions.take_spec(self.supervisor, self.journal, question);
                         }
+                        Body::ServerList(list) => self.keep_servers(servers, list.servers).await,
                         body => self.handle(epoch, omitted, body).await?,
                     }
                 }
@@ -325,7 +326,7 @@ impl LinkSession<'_> {
         }
     }
 
-    /// Replaces the known servers by those of the welcome, if there is a usable one among them.
+    /// Replaces the known servers by those that the server names, if there is a usable one among them.
     async fn keep_servers(&self, servers: &mut ServerChoice, texts: Vec<String>) {
         let (listed, bad) = ServerAddress::read_each(texts.iter().take(SERVERS).map(String::as_str));
         for (text, reason) in bad {
@@ -439,7 +440,8 @@ impl LinkSession<'_> {
             | Body::EventsStored(_)
             | Body::Renewed(_)
             | Body::ReadLog(_)
-            | Body::ReadSpec(_) => {
+            | Body::ReadSpec(_)
+            | Body::ServerList(_) => {
                 debug!("ignored a message that is not expected in this state");
                 Ok(())
             }

@@ -2,7 +2,7 @@
 //! dies.
 
 use procfleet_testkit::{
-    Client, Cluster, Op, PATIENCE, Proc, Program, Signal, Up, is_running, kill, programs, wait_until,
+    Client, Cluster, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, kill, programs, wait_until,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -217,4 +217,77 @@ fn a_drained_server_sends_its_agents_to_the_others_and_gets_them_back_when_those
     assert!(!is_running(pid));
     wait_until(PATIENCE, "the dead server is known to be dead", || agents_of(&up.client).len() == 1);
     proc.op(Op::Stop).assert_success();
+}
+
+/// An agent of another host that has joined at the first server.
+fn join(up: &Up) -> Joined {
+    let token = up.token(&["--uses", "1"]);
+    let mut agent = Joined::start(up.binary(), &up.link(), &up.folder("joined"), "127.0.0.2", Some(&token));
+    agent.wait_until_connected(up, "127.0.0.2");
+    agent
+}
+
+fn row(client: &Client, name: &str) -> Value {
+    let rows = client.data("/api/v1/servers").as_array().cloned().expect("a list");
+    rows.into_iter().find(|row| row["name"] == name).expect("a server of this name")
+}
+
+/// The agent learns of a server that is added later in the session that it has.
+#[test]
+fn an_agent_that_joined_before_a_server_was_added_goes_there_when_its_own_dies() {
+    let (up, url) = first();
+    let agent = join(&up);
+    let other = OtherServer::start(&up, &url);
+    let link = row(&other.client, "two")["url"].as_str().expect("a text").to_owned();
+    wait_until(PATIENCE, "it knows the other server", || {
+        let log = agent.stderr();
+        log.lines().any(|line| line.contains("sent another list of servers") && line.contains(&link))
+    });
+    kill(up.pid(), Signal::KILL);
+    wait_until(PATIENCE, "the first is dead", || row(&other.client, "one")["state"] == "dead");
+    wait_until(PATIENCE, "the other has the agent", || row(&other.client, "two")["agents"] == 1);
+    wait_until(PATIENCE, "and all leases", || {
+        row(&other.client, "two")["leases"].as_array().map_or(0, Vec::len) == 5
+    });
+    assert_eq!(row(&other.client, "one")["leases"], json!([]));
+}
+
+#[test]
+fn the_agents_of_a_server_that_is_stopped_go_to_the_other_one() {
+    let (up, url) = first();
+    let mut other = OtherServer::start(&up, &url);
+    let drained = up.cli(&["servers", "drain", "one"]);
+    assert_eq!(drained.code, Some(0), "{drained:?}");
+    assert!(drained.stdout.contains("draining"), "{drained:?}");
+    wait_until(PATIENCE, "the agent is at the other server", || row(&up.client, "two")["agents"] == 1);
+    let refused = up.cli(&["servers", "drain", "two"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("is the last server that takes agents"), "{refused:?}");
+    let undone = up.cli(&["servers", "drain", "one", "--undo"]);
+    assert_eq!(undone.code, Some(0), "{undone:?}");
+    let (ended, _) = other.program.end(Signal::TERM, PATIENCE);
+    assert!(ended.success(), "{ended}");
+    wait_until(PATIENCE, "the agent is back", || row(&up.client, "one")["agents"] == 1);
+    assert_eq!(row(&up.client, "two")["state"], "left");
+    let audit = up.client.data("/api/v1/audit?action=server_drain");
+    let audit = audit.as_array().expect("a list").iter();
+    let audit: Vec<String> = audit.map(|row| format!("{} {}", row["subject"], row["detail"])).collect();
+    assert_eq!(audit, [r#""one" "take agents again""#, r#""one" "drain""#]);
+}
+
+#[test]
+fn bad_names_and_addresses_of_a_server_are_refused_with_their_reason() {
+    for (flag, value, reason) in [
+        ("--name", "a b", "' ' must not be in a server's name"),
+        ("--name", "", "must not be empty"),
+        ("--advertise", "http://s1.example:48668", "the link is https"),
+        ("--advertise", "https://s1.example:0", "the port must be a number from 1 to 65535"),
+        ("--advertise", "https://0.0.0.0:48668", "nobody can connect to the unspecified address"),
+        ("--advertise", "https://[::]:48668", "nobody can connect to the unspecified address"),
+        ("--advertise", "https://s1.example:48668/x", "expected https://HOST[:PORT]"),
+    ] {
+        let ended = Program::new(BINARY).args(["server", flag, value]).run();
+        assert_eq!(ended.code, Some(2), "{value}: {ended:?}");
+        assert!(ended.stderr.contains(reason) && ended.stderr.contains(flag), "{value}: {ended:?}");
+    }
 }

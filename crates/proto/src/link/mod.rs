@@ -51,7 +51,7 @@ pub mod agent_message {
 /// From the server to an agent.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "server_message::Body", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub body: Option<server_message::Body>,
 }
 
@@ -80,6 +80,8 @@ pub mod server_message {
         Renewed(super::Renewed),
         #[prost(message, tag = "11")]
         ReadSpec(super::ReadSpec),
+        #[prost(message, tag = "12")]
+        ServerList(super::ServerList),
     }
 }
 
@@ -480,6 +482,15 @@ pub struct SpecRead {
 
 /// As much of a log as one message holds, so that it fits a frame.
 pub const LOG_BYTES: usize = 40 * 1024;
+
+/// The servers of the fleet have changed since the welcome. Agents of earlier versions ignore it, and learn
+/// of them at their next session.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ServerList {
+    /// As in the welcome.
+    #[prost(string, repeated, tag = "1")]
+    pub servers: Vec<String>,
+}
 
 /// The server is stopping, or has too many agents: disconnect, and reconnect later.
 #[derive(Clone, PartialEq, prost::Message)]

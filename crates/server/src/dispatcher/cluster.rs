@@ -46,9 +46,9 @@ pub(super) struct Cluster {
     /// When to look at the open tasks. `None`: the server is alone.
     pub(super) poll_at: Option<BootTime>,
     dismissals_at: BootTime,
-    rebalance_at: BootTime,
+    pub(super) rebalance_at: BootTime,
     /// Since when the same servers are alive.
-    alive_since: BootTime,
+    pub(super) alive_since: BootTime,
 }
 
 impl Cluster {
@@ -109,9 +109,9 @@ impl Cluster {
         self.known.entry(task).or_insert(false);
     }
 
-    /// Whether another living server would take the agents of this one.
-    pub(super) fn has_takers(&self) -> bool {
-        self.view.borrow().takers().next().is_some()
+    /// How many other living servers would take the agents of this one.
+    pub(super) fn takers(&self) -> usize {
+        self.view.borrow().takers().count()
     }
 
     /// Returns when a server has come or gone, or a lease has moved.
@@ -207,7 +207,7 @@ impl Work {
             .values()
             .map(|server| ServerShare { agents: server.agents, drains: server.drains })
             .collect();
-        let own = self.sessions.len() as u64;
+        let own = self.sessions.values().filter(|session| !session.sent_away).count() as u64;
         let count = match view.drains {
             true => rebalance::drained(own, &shares),
             false => rebalance::excess(own, &shares, now.since(self.cluster.alive_since)),

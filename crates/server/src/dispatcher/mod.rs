@@ -38,13 +38,11 @@ use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::presences::{LastHeard, Presences};
 use crate::session_channel::SessionSender;
-use cluster::Cluster;
 use procfleet_core::dispatch::RESTART_GRACE;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_program::Parts;
 use procfleet_store::{Store, StoreError, Wake};
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -154,29 +152,7 @@ impl Dispatcher {
     ) -> Result<(Dispatcher, impl Future<Output = ()> + Send + 'static), StoreError> {
         let (messages, inbox) = mpsc::channel(QUEUE);
         let (changes, changed) = watch::channel(0);
-        let cluster = Cluster::of(&store);
-        let mut work = Work {
-            store,
-            cluster,
-            clock,
-            presences,
-            metrics,
-            backlog,
-            changes,
-            ops: HashMap::new(),
-            by_agent: HashMap::new(),
-            sessions: HashMap::new(),
-            back_by: HashMap::new(),
-            dismissed: HashMap::new(),
-            verdicts_from: clock.now() + grace,
-            timers: BTreeSet::new(),
-            dirty: BTreeSet::new(),
-            finished: Vec::new(),
-            unread: Vec::new(),
-            report_permits: Vec::new(),
-            retry_at: None,
-        };
-        work.load().await?;
+        let work = Work::load(store, clock, presences, metrics, backlog, changes, grace).await?;
         let report_bytes = Arc::new(Semaphore::new(REPORT_BYTES));
         Ok((Dispatcher { messages, changed, report_bytes }, work.run(inbox)))
     }

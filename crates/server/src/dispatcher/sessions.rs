@@ -18,6 +18,9 @@ use tracing::{info, warn};
 const COME_BACK: Duration = Duration::from_millis(500);
 const SPREAD_EACH: Duration = Duration::from_millis(2);
 const SPREAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// The highest spread if they go to other servers: well below `RESTART_GRACE`, for which those wait before
+/// they decide without an agent.
+const SPREAD_ELSEWHERE: Duration = Duration::from_secs(30);
 
 /// Agents that are sent away go within this time (jitter).
 const SENT_AWAY_WITHIN: Duration = Duration::from_secs(2);
@@ -120,7 +123,12 @@ impl Work {
     pub(super) fn gone(&mut self, agent: &AgentId) -> Option<Session> {
         let session = self.sessions.remove(agent);
         self.presences.leave(agent, self.clock.wall());
-        self.back_by.insert(agent.clone(), self.clock.now() + dispatch::RECONNECT_GRACE);
+        let grace = match &session {
+            // It is on its way to another server.
+            Some(session) if session.sent_away => dispatch::RESTART_GRACE,
+            Some(_) | None => dispatch::RECONNECT_GRACE,
+        };
+        self.back_by.insert(agent.clone(), self.clock.now() + grace);
         self.reconsider(agent);
         session
     }
@@ -167,25 +175,32 @@ impl Work {
         }
         for agent in chosen {
             if let Some(session) = self.sessions.get_mut(&agent) {
-                session.sent_away = true;
                 let drain = Drain { after_ms: 0, spread_ms: millis(SENT_AWAY_WITHIN), elsewhere: true };
-                let _ = session.sender.try_send(Body::Drain(drain));
+                // An agent that does not read now is told later.
+                session.sent_away = session.sender.try_send(Body::Drain(drain)).is_ok();
             }
         }
     }
 
     /// Asks all agents to reconnect later, or to connect to another server, if there is one.
     pub(super) fn leave(&mut self) {
-        let sessions = u32::try_from(self.sessions.len()).unwrap_or(u32::MAX);
-        let spread = SPREAD_EACH.saturating_mul(sessions).clamp(SPREAD.0, SPREAD.1);
-        let elsewhere = self.cluster.has_takers();
-        let after_ms = if elsewhere { 0 } else { millis(COME_BACK) };
-        let drain = Drain { after_ms, spread_ms: millis(spread), elsewhere };
+        let drain = farewell(self.sessions.len(), self.cluster.takers());
         for session in self.sessions.values() {
             let _ = session.sender.try_send(Body::Drain(drain.clone()));
         }
         self.sessions.clear();
     }
+}
+
+/// The last message of a server that ends. `takers`: the other servers that take its agents.
+fn farewell(sessions: usize, takers: usize) -> Drain {
+    let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
+    let spread = SPREAD_EACH.saturating_mul(sessions);
+    let (after, spread) = match u32::try_from(takers).unwrap_or(u32::MAX) {
+        0 => (COME_BACK, spread.clamp(SPREAD.0, SPREAD.1)),
+        takers => (Duration::ZERO, (spread / takers).clamp(SPREAD.0, SPREAD_ELSEWHERE)),
+    };
+    Drain { after_ms: millis(after), spread_ms: millis(spread), elsewhere: takers > 0 }
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -194,4 +209,25 @@ fn millis(duration: Duration) -> u64 {
 
 fn refusal(agent: &AgentId, reason: &str) -> Body {
     Body::Refused(Refused { reason: format!("agent {agent} {reason}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_of_a_server_that_ends_spread_over_time_or_over_the_others() {
+        for (sessions, takers, after_ms, spread_ms, elsewhere) in [
+            (0, 0, 500, 2_000, false),
+            (10_000, 0, 500, 20_000, false),
+            (100_000, 0, 500, 60_000, false),
+            (10, 1, 0, 2_000, true),
+            (10_000, 1, 0, 20_000, true),
+            (10_000, 2, 0, 10_000, true),
+            (100_000, 2, 0, 30_000, true),
+        ] {
+            let expected = Drain { after_ms, spread_ms, elsewhere };
+            assert_eq!(farewell(sessions, takers), expected, "{sessions} {takers}");
+        }
+    }
 }

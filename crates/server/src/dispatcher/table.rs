@@ -34,7 +34,7 @@ pub(super) struct Entry {
 
 impl Work {
     /// Loads the ops that were open when the server started.
-    pub(super) async fn load(&mut self) -> Result<(), StoreError> {
+    pub(super) async fn load_open_ops(&mut self) -> Result<(), StoreError> {
         let open = self.store.open_ops(OpScope::All).await?;
         // A server of its own store has accepted all of them. With other servers, each bounds what it
         // accepts.

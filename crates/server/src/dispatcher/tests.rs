@@ -18,6 +18,8 @@ use procfleet_store::{
 use std::future::pending;
 use tempfile::TempDir;
 
+mod rebalance;
+
 const PATIENCE: Duration = Duration::from_secs(120);
 const SECRET: [u8; 32] = [7; 32];
 /// An agent of this version.

@@ -12,7 +12,7 @@ use crate::presences::Presences;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::Cancelling;
 use procfleet_core::id::{AgentId, OpId, TaskId};
-use procfleet_store::{Finished, Store, Wake};
+use procfleet_store::{Finished, Store, StoreError, Wake};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +56,42 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// With the open ops of the store. `grace`: how long agents that have not reconnected yet do not count as
+    /// away.
+    pub(super) async fn load(
+        store: Store,
+        clock: Clock,
+        presences: Presences,
+        metrics: Arc<Metrics>,
+        backlog: Backlog,
+        changes: watch::Sender<u64>,
+        grace: Duration,
+    ) -> Result<Work, StoreError> {
+        let mut work = Work {
+            cluster: Cluster::of(&store),
+            store,
+            clock,
+            presences,
+            metrics,
+            backlog,
+            changes,
+            ops: HashMap::new(),
+            by_agent: HashMap::new(),
+            sessions: HashMap::new(),
+            back_by: HashMap::new(),
+            dismissed: HashMap::new(),
+            verdicts_from: clock.now() + grace,
+            timers: BTreeSet::new(),
+            dirty: BTreeSet::new(),
+            finished: Vec::new(),
+            unread: Vec::new(),
+            report_permits: Vec::new(),
+            retry_at: None,
+        };
+        work.load_open_ops().await?;
+        Ok(work)
+    }
+
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<DispatcherMessage>) {
         let mut messages = Vec::new();
         // Loaded ops have no timers yet, and possibly no message about them will ever arrive.

@@ -19,12 +19,13 @@ use procfleet_core::id::{AgentId, Epoch, OpId};
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::panics::{self, Caught};
 use procfleet_proto::link::{
-    BadMessage, Hello, Refused, Welcome, agent_message, decode_agent, server_message::Body,
+    BadMessage, Hello, Refused, ServerList, Welcome, agent_message, decode_agent, server_message::Body,
 };
 use procfleet_store::clock::WallMs;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
@@ -321,6 +322,7 @@ async fn open(
     heard: &LastHeard,
     socket: &mut WebSocket,
 ) -> SessionEnd {
+    let mut servers = link.store.membership().advertised();
     let welcome = Welcome {
         epoch: epoch.0,
         server_time: link.clock.wall(),
@@ -328,7 +330,7 @@ async fn open(
         takes_events: true,
         renew_in_ms: Some(certificates::millis(renew_in)),
         limits_accounts: true,
-        servers: link.store.membership().advertised(),
+        servers: servers.borrow_and_update().to_vec(),
     };
     if let Err(end) = in_time(send(socket, Body::Welcome(welcome))).await {
         return end;
@@ -344,7 +346,7 @@ async fn open(
         changes: hello.changes_specs,
         limits_accounts: hello.limits_accounts,
     };
-    let renews = hello.renews;
+    let news = News { renews: hello.renews, servers };
     drop(hello);
     let (outbox, orders, cut) = SessionSender::for_session();
     link.questions.connected(agent, epoch, &outbox, question_capabilities);
@@ -357,7 +359,15 @@ async fn open(
         capabilities,
     };
     link.dispatcher.send(connected).await;
-    cut.during(serve(link, agent, epoch, renews, orders, heard, socket)).await.unwrap_or_else(SessionEnd::Cut)
+    cut.during(serve(link, agent, epoch, news, orders, heard, socket)).await.unwrap_or_else(SessionEnd::Cut)
+}
+
+/// What an agent is told during its session.
+struct News {
+    /// Its version renews its certificate when there is a new CA.
+    renews: bool,
+    /// The servers of the fleet, of which the welcome has named the first list.
+    servers: watch::Receiver<Arc<[String]>>,
 }
 
 /// The loop of a session: ops and pings out, messages of the agent in.
@@ -365,7 +375,7 @@ async fn serve(
     link: &Link,
     agent: &AgentId,
     epoch: Epoch,
-    renews: bool,
+    mut news: News,
     mut receiver: SessionReceiver,
     last_heard: &LastHeard,
     socket: &mut WebSocket,
@@ -407,8 +417,12 @@ async fn serve(
                 }
                 in_time(socket.send(Message::Ping(bytes::Bytes::new()))).await
             }
-            Ok(()) = cas.changed(), if renews => {
+            Ok(()) = cas.changed(), if news.renews => {
                 in_time(send(socket, certificates::ask_for_renewal(certificates::soon(link)))).await
+            }
+            Ok(()) = news.servers.changed() => {
+                let servers = news.servers.borrow_and_update().to_vec();
+                in_time(send(socket, Body::ServerList(ServerList { servers }))).await
             }
             () = until(intake.wake_at()) => {
                 if intake.is_paused() {
