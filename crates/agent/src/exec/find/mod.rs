@@ -451,17 +451,22 @@ fn by_name(wanted: SearchFor<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process
     let mut named = scan.named(proc_name);
     let (all, doubtful) = (named.clone(), OnceCell::new());
     let is_doubtful = |id: Id| doubtful.get_or_init(|| wanted.doubtful(&all, scan)).contains(&id);
+    let belongs =
+        |stat: &Stat| folder.as_ref().is_some_and(|folder| RunningProgram::of(stat).belongs_to(folder));
     named.retain(|stat| {
-        !scan.is_anothers(stat, wanted.mark)
-            && !orphans.contains(&stat.id)
-            && is_still_there(stat)
-            && match origin::of(stat.id.pid, wanted.mark, wanted.group) {
+        if scan.is_anothers(stat, wanted.mark) || orphans.contains(&stat.id) {
+            return false;
+        }
+        // Before and after its mark is read, which it does not have while it ends or becomes another program.
+        let belonged = belongs(stat);
+        let origin = origin::of(stat.id.pid, wanted.mark, wanted.group);
+        is_still_there(stat)
+            && match origin {
                 Origin::Ours => !wanted.is_left(stat.id.pid),
                 Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => false,
                 Origin::Unknown if wanted.is_probe(stat) || is_doubtful(stat.id) => false,
                 Origin::Unknown => {
-                    folder.as_ref().is_some_and(|folder| RunningProgram::of(stat).belongs_to(folder))
-                        && user::runs_as(&wanted.identity.user, stat.id.pid)
+                    belonged && belongs(stat) && user::runs_as(&wanted.identity.user, stat.id.pid)
                 }
             }
     });

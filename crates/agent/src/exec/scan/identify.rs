@@ -193,9 +193,18 @@ impl RunningProgram {
             || procfs::cwd(self.pid).is_some_and(|cwd| folder.is(&cwd))
     }
 
+    /// A process that is ending, or in the middle of an `execve`, has no arguments and no environment:
+    /// neither its mark nor its program can be known.
+    fn is_readable(&self) -> bool {
+        !self.argv.is_empty()
+    }
+
     /// Whether it was started from the folder, by name only. An interpreter whose working directory is the
     /// folder may be an administrator's shell: it must run a file of the folder.
     pub(in crate::exec) fn belongs_to(&self, folder: &SetupPath) -> bool {
+        if !self.is_readable() {
+            return false;
+        }
         match self.is_interpreter() {
             true => self.paths().iter().any(|path| folder.holds(path)),
             false => self.runs_from(folder),
@@ -420,6 +429,18 @@ mod tests {
             std::fs::remove_file(bin.join(file)).expect("our file");
         }
         check(&python, "basereport", true);
+    }
+
+    #[test]
+    fn a_process_that_is_ending_belongs_to_no_folder() {
+        let folder = std::env::current_dir().expect("a folder");
+        let identity =
+            Identity { setup_path: folder.to_str().expect("a plain path").to_owned(), ..Identity::default() };
+        let setup_path = SetupPath::of(&identity).expect("a path");
+        let here = |program: RunningProgram| RunningProgram { pid: std::process::id(), ..program };
+        assert!(here(program("web", "/usr/bin/web", &["web"])).belongs_to(&setup_path));
+        assert!(!here(program("web", "", &[])).belongs_to(&setup_path));
+        assert!(!here(program("sh", "", &[])).belongs_to(&setup_path));
     }
 
     #[test]
