@@ -1,9 +1,12 @@
 //! A server whose state is in PostgreSQL: the database goes away and comes back, another server comes.
 
+use crate::events::events_of;
 use procfleet_testkit::{
-    Cluster, Op, PATIENCE, PoolMode, Pooler, Program, Signal, Up, is_running, programs, wait_until,
+    Cluster, Op, PATIENCE, PoolMode, Pooler, Program, Signal, Up, is_running, kill, let_pass, programs,
+    wait_for, wait_until,
 };
 use std::path::Path;
+use std::time::Duration;
 
 const NEEDS_OPERATOR: i32 = 78;
 const RESULT: &str = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
@@ -59,6 +62,32 @@ fn calls_are_refused_while_the_database_is_away_and_everything_goes_on_after() {
     wait_until(PATIENCE, "readiness says yes", || up.client.page("/readyz").status == 200);
     proc.op(Op::Stop).assert_success();
     assert!(!is_running(pid));
+}
+
+/// What the agent reports meanwhile waits in its session, which does not end.
+#[test]
+fn a_restart_while_the_database_is_away_is_told_in_the_same_session() {
+    let (up, url) = on_postgres();
+    let proc = up.proc("web").starts(&programs::foreground());
+    let pid = proc.start();
+    take_away(name(&url));
+    wait_until(PATIENCE, "readiness says no", || up.client.page("/readyz").status == 503);
+    kill(pid, Signal::KILL);
+    let successor = wait_for(PATIENCE, "there is a replacement", || {
+        proc.program_pid().filter(|other| *other != pid && is_running(*other))
+    });
+    // The server has tried to store the state, in vain, and tries again after its pause.
+    let_pass(Duration::from_secs(3));
+    give_back(name(&url));
+    wait_until(PATIENCE, "readiness says yes", || up.client.page("/readyz").status == 200);
+    proc.row_with_pid(successor);
+    wait_until(PATIENCE, "the events are stored", || {
+        let events = events_of(&up, &proc);
+        events.iter().any(|event| event["details"]["exited"]["pid"] == pid)
+    });
+    let log = up.stderr();
+    assert_eq!(log.lines().filter(|line| line.contains("agent connected")).count(), 1, "{log}");
+    assert!(!log.contains("agent disconnected"), "{log}");
 }
 
 #[test]

@@ -429,7 +429,7 @@ async fn serve(
                     // Nothing was read during the pause.
                     silent_since = Instant::now();
                 }
-                answered(socket, Box::pin(intake.resume(link, agent)).await).await
+                answered(socket, Box::pin(intake.resume(link, agent, epoch)).await).await
             }
             message = socket.next(), if !intake.is_paused() => {
                 silent_since = Instant::now();

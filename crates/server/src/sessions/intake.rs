@@ -5,7 +5,7 @@
 //! next events when these are confirmed, so an agent of ours only waits and loses nothing. Further events
 //! while some are held come from a peer that does not wait; they are dropped and counted. Other messages
 //! above the budget cause back-pressure: the session does not read for a while, but still writes ops and
-//! pings.
+//! pings. So does a message that cannot be stored while the database is away.
 
 use super::budget::cost_of;
 use super::certificates;
@@ -15,6 +15,7 @@ use super::questions::AgentAnswer;
 use crate::agent_limits::{self, Bounded};
 use crate::events;
 use crate::metrics::Sent;
+use crate::secret;
 use crate::session_channel::CutReason;
 use procfleet_core::id::{AgentId, Epoch, ProcKey};
 use procfleet_failpoint::{Point, hit};
@@ -32,10 +33,15 @@ const SIGNING: usize = 100;
 /// Longest pause, so that an agent never takes the server for a silent one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// Pause before a message is stored again, and its jitter: ten thousand sessions wait for the same database.
+const STORE_AGAIN: Duration = Duration::from_secs(1);
+
 /// Messages that a session has received and not handled yet.
 #[derive(Debug, Default)]
 pub(super) struct Intake {
     held: Option<DeferredEvents>,
+    /// What could not be stored while the database was away, and when to try again. Nothing is read meanwhile.
+    unstored: Option<(ToStore, Instant)>,
     /// Nothing is read before this time.
     paused_until: Option<Instant>,
 }
@@ -47,6 +53,13 @@ struct DeferredEvents {
     due: Instant,
 }
 
+/// Content of a message, ready for the store. Storing it twice has the effect of storing it once.
+#[derive(Clone, Debug)]
+enum ToStore {
+    States { all: bool, procs: Vec<ProcRecord>, forgotten: Vec<ProcKey>, groups: Vec<GroupsRecord> },
+    Events { events: Vec<NewEvent>, confirmation: EventsStored },
+}
+
 impl Intake {
     /// The session of an agent in debt begins with a pause, so that the agent gains nothing by reconnecting.
     pub(super) fn begin(link: &Link, agent: &AgentId) -> Intake {
@@ -56,21 +69,31 @@ impl Intake {
     }
 
     pub(super) fn is_paused(&self) -> bool {
-        self.paused_until.is_some()
+        self.paused_until.is_some() || self.unstored.is_some()
     }
 
     /// When [`Intake::resume`] is to be called.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let due = self.held.as_ref().map(|held| held.due);
-        [due, self.paused_until].into_iter().flatten().min()
+        let again = self.unstored.as_ref().map(|(_, again)| *again);
+        [due, again, self.paused_until].into_iter().flatten().min()
     }
 
-    /// Ends a pause that is over, and stores held events that the budget covers now.
-    pub(super) async fn resume(&mut self, link: &Link, agent: &AgentId) -> Result<Option<Body>, SessionEnd> {
+    /// Ends a pause that is over, and stores what can be stored now: the message that failed, then held events
+    /// that the budget covers.
+    pub(super) async fn resume(
+        &mut self,
+        link: &Link,
+        agent: &AgentId,
+        epoch: Epoch,
+    ) -> Result<Option<Body>, SessionEnd> {
         let now = Instant::now();
         self.paused_until = self.paused_until.filter(|until| *until > now);
+        if let Some((message, _)) = self.unstored.take_if(|(_, again)| *again <= now) {
+            return self.store(link, agent, epoch, message).await;
+        }
         match self.held.take_if(|held| held.due <= now) {
-            Some(held) => self.take_events(link, agent, held.events).await,
+            Some(held) => self.take_events(link, agent, epoch, held.events).await,
             None => Ok(None),
         }
     }
@@ -101,12 +124,13 @@ impl Intake {
         match body {
             agent_message::Body::Reports(reports) => take_reports(link, agent, epoch, reports, size).await,
             agent_message::Body::States(states) => {
-                store_states(link, agent, epoch, states).await.map(|()| None)
+                let states = read_states(link, agent, states)?;
+                self.store(link, agent, epoch, states).await
             }
             agent_message::Body::Events(events) => {
                 agent_limits::check_events(&events)?;
                 match self.held {
-                    None => self.take_events(link, agent, events.events).await,
+                    None => self.take_events(link, agent, epoch, events.events).await,
                     Some(_) => {
                         link.metrics.dropped(Sent::Events, events.events.len());
                         log_excess(link, agent, "events were dropped");
@@ -149,17 +173,58 @@ impl Intake {
         &mut self,
         link: &Link,
         agent: &AgentId,
+        epoch: Epoch,
         events: Vec<EventMessage>,
     ) -> Result<Option<Body>, SessionEnd> {
         let cost = events.iter().map(|event| cost_of(event.size())).sum();
         match link.budgets.spend_events(agent, cost, link.clock.now()) {
-            Ok(()) => store_events(link, agent, events).await,
+            Ok(()) => match read_events(link, events) {
+                Some(events) => self.store(link, agent, epoch, events).await,
+                None => Ok(None),
+            },
             Err(wait) => {
                 link.metrics.delayed(Sent::Events);
                 log_excess(link, agent, "its events are delayed");
                 self.held = Some(DeferredEvents { events, due: Instant::now() + wait });
                 Ok(None)
             }
+        }
+    }
+
+    /// Stores a message and confirms it. The session goes on while the database is away: if it ended, all
+    /// agents would reconnect and send all their states when the database is back.
+    async fn store(
+        &mut self,
+        link: &Link,
+        agent: &AgentId,
+        epoch: Epoch,
+        message: ToStore,
+    ) -> Result<Option<Body>, SessionEnd> {
+        let kept = link.store.membership().is_shared().then(|| message.clone());
+        let (stored, what) = match message {
+            ToStore::States { all, procs, forgotten, groups } => {
+                (store_states(link, agent, epoch, all, procs, forgotten, groups).await, "states")
+            }
+            ToStore::Events { events, confirmation } => {
+                (store_events(link, agent, events, confirmation).await, "events")
+            }
+        };
+        match (stored, kept) {
+            (Err(StoreError::Away { .. } | StoreError::Uncertain { .. }), Some(message)) => {
+                let jitter = STORE_AGAIN.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
+                self.unstored = Some((message, Instant::now() + STORE_AGAIN + jitter));
+                Ok(None)
+            }
+            (Err(StoreError::OldSession(_)), _) => Err(SessionEnd::Cut(CutReason::Replaced)),
+            (Err(error), _) => {
+                // After the next connect the agent sends its events again, and all of its states.
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    what, "storing a message failed; the session ends, and the agent sends it again"
+                );
+                Err(SessionEnd::Refused(format!("the server cannot store {what} now")))
+            }
+            (Ok(answer), _) => Ok(answer),
         }
     }
 }
@@ -195,7 +260,7 @@ async fn take_reports(
     Ok(None)
 }
 
-async fn store_states(link: &Link, agent: &AgentId, epoch: Epoch, states: States) -> Result<(), SessionEnd> {
+fn read_states(link: &Link, agent: &AgentId, states: States) -> Result<ToStore, SessionEnd> {
     agent_limits::check_states(&states)?;
     if states.log_lines_dropped > 0 {
         // The agent reports this number: the limit keeps a false one from making the sum useless.
@@ -254,50 +319,48 @@ async fn store_states(link: &Link, agent: &AgentId, epoch: Epoch, states: States
         let GroupsMessage { namespace, revision, .. } = message;
         groups.push(GroupsRecord { namespace, revision, groups: of_namespace });
     }
+    Ok(ToStore::States { all: states.all, procs: records, forgotten, groups })
+}
+
+async fn store_states(
+    link: &Link,
+    agent: &AgentId,
+    epoch: Epoch,
+    all: bool,
+    records: Vec<ProcRecord>,
+    forgotten: Vec<ProcKey>,
+    groups: Vec<GroupsRecord>,
+) -> Result<Option<Body>, StoreError> {
     // Concurrently, so that they share a commit.
     let (procs, groups) = tokio::join!(
         async {
-            match states.all {
+            match all {
                 true => link.store.replace_procs(agent, epoch, records).await,
                 false if records.is_empty() && forgotten.is_empty() => Ok(0),
                 false => link.store.put_procs(agent, epoch, records, forgotten).await,
             }
         },
         async {
-            match states.all {
+            match all {
                 true => link.store.replace_process_groups(agent, epoch, groups).await,
                 false if groups.is_empty() => Ok(0),
                 false => link.store.put_process_groups(agent, epoch, groups).await,
             }
         }
     );
-    // The agent sends states that could not be stored again, in full, after the next connect.
-    let (procs, groups) = procs.and_then(|procs| groups.map(|groups| (procs, groups))).map_err(|error| {
-        if matches!(error, StoreError::OldSession(_)) {
-            return SessionEnd::Cut(CutReason::Replaced);
-        }
-        warn!(
-            error = &error as &dyn std::error::Error,
-            "storing proc states failed; the session ends, and the agent sends them again"
-        );
-        SessionEnd::Refused("the server cannot store states now".to_owned())
-    })?;
+    let (procs, groups) = (procs?, groups?);
     link.metrics.dropped(Sent::States, procs);
     link.metrics.dropped(Sent::Groups, groups);
     if procs + groups > 0 {
         log_excess(link, agent, "it has too many procs or groups, and new ones are not stored");
     }
-    Ok(())
+    Ok(None)
 }
 
-/// Stores all events and confirms them.
-async fn store_events(
-    link: &Link,
-    agent: &AgentId,
-    events: Vec<EventMessage>,
-) -> Result<Option<Body>, SessionEnd> {
-    let Some(last) = events.last() else { return Ok(None) };
-    let stored = EventsStored { journal: last.journal.clone(), up_to: last.number };
+/// `None`: the message has none.
+fn read_events(link: &Link, events: Vec<EventMessage>) -> Option<ToStore> {
+    let last = events.last()?;
+    let confirmation = EventsStored { journal: last.journal.clone(), up_to: last.number };
     let now = link.clock.wall();
     let millis = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     let times =
@@ -319,15 +382,16 @@ async fn store_events(
         });
     }
     link.metrics.shortened(Sent::Events, shortened);
-    match events::store_events(&link.store, &link.metrics, &link.event_notifier, agent, new, now).await {
-        Ok(()) => Ok(Some(Body::EventsStored(stored))),
-        // The agent sends its events again after the next connect.
-        Err(error) => {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "storing events failed; the session ends, and the agent sends them again"
-            );
-            Err(SessionEnd::Refused("the server cannot store events now".to_owned()))
-        }
-    }
+    Some(ToStore::Events { events: new, confirmation })
+}
+
+async fn store_events(
+    link: &Link,
+    agent: &AgentId,
+    events: Vec<NewEvent>,
+    confirmation: EventsStored,
+) -> Result<Option<Body>, StoreError> {
+    let now = link.clock.wall();
+    events::store_events(&link.store, &link.metrics, &link.event_notifier, agent, events, now).await?;
+    Ok(Some(Body::EventsStored(confirmation)))
 }
