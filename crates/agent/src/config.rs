@@ -3,11 +3,11 @@
 use crate::AgentError;
 use crate::exec::{Containment, Rotation};
 use crate::path_walk::{self, PathTrust};
-use crate::proxy::Proxy;
 use procfleet_core::data_folder::{self, ExistingFolder, FolderOwner};
 use procfleet_core::host_policy::Allow;
 pub use procfleet_core::server_address::ServerAddress;
 use procfleet_proto::link::token::JoinToken;
+use procfleet_proto::tunnel::ProxyUrl;
 use rustix::fs::{FileType, OFlags};
 use std::io::{self, Read};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ pub struct AgentSettings {
     /// From the command line; at least one.
     pub servers: Vec<ServerAddress>,
     /// The way to the servers; `None`: directly.
-    pub proxy: Option<Proxy>,
+    pub proxy: Option<ProxyUrl>,
     /// Needed once, to join.
     pub token: Option<JoinToken>,
     pub data: PathBuf,

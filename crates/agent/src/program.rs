@@ -7,13 +7,13 @@ use crate::exec::{Containment, Rotation, allow_many_files};
 use crate::lifecycle::reexec::{reexec, reexec_with_env};
 use crate::lifecycle::signals::ignore_reopen_signal;
 use crate::lifecycle::upgrade;
-use crate::proxy::Proxy;
 use clap::ValueEnum;
 use procfleet_program::memory::configure_allocator;
 use procfleet_program::signals::{stop_requested, unblock_signals};
 use procfleet_program::systemd::quoted;
 use procfleet_program::{EXIT_PANICKED, LogArgs, print_error, printed};
 use procfleet_proto::link::token::JoinToken;
+use procfleet_proto::tunnel::ProxyUrl;
 use std::error::Error;
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -244,7 +244,7 @@ pub fn main(args: Args) -> ExitCode {
 /// Where the servers are, and how to reach them.
 struct WayToServers {
     servers: Vec<ServerAddress>,
-    proxy: Option<Proxy>,
+    proxy: Option<ProxyUrl>,
 }
 
 impl WayToServers {
@@ -253,7 +253,7 @@ impl WayToServers {
         let servers = ServerAddress::read_all(args.server.iter().map(String::as_str));
         // An empty variable is none.
         let proxy = args.proxy.as_deref().map(str::trim).filter(|proxy| !proxy.is_empty());
-        let proxy = proxy.map(str::parse::<Proxy>).transpose();
+        let proxy = proxy.map(str::parse::<ProxyUrl>).transpose();
         match (servers, proxy) {
             (Ok(servers), Ok(proxy)) => Ok(WayToServers { servers, proxy }),
             (servers, proxy) => {
@@ -359,7 +359,7 @@ fn print_systemd_unit(args: &Args, way: &WayToServers) -> ExitCode {
         let _ = write!(command, " {name} {}", quoted(&value));
     }
     let unit = include_str!("agent.service").replace("@COMMAND@", &command);
-    let has_login = way.proxy.as_ref().is_some_and(Proxy::has_login);
+    let has_login = way.proxy.as_ref().is_some_and(ProxyUrl::has_login);
     let environment = if has_login { include_str!("agent_proxy.service") } else { "" };
     printed(&unit.replace("ExecStart=", &format!("{environment}ExecStart=")))
 }

@@ -6,8 +6,9 @@
 
 use crate::config::ServerAddress;
 use crate::identity::AgentIdentity;
-use crate::proxy::{Proxy, ProxyError};
+use crate::proxy::{self, ProxyError};
 use procfleet_proto::link::{BUFFER, MAX_FRAME, MAX_MESSAGE};
+use procfleet_proto::tunnel::{ProxyUrl, TunnelRefusal};
 use ring::digest::{SHA256, digest};
 use socket2::TcpKeepalive;
 use std::io;
@@ -71,7 +72,10 @@ impl ConnectError {
     pub fn is_unreachable(&self) -> bool {
         match self {
             ConnectError::Tcp(..) | ConnectError::Silent(_) => true,
-            ConnectError::Proxy(_, error) => !matches!(error, ProxyError::LoginRequired(_)),
+            ConnectError::Proxy(_, error) => !matches!(
+                error,
+                ProxyError::Refused(_, TunnelRefusal::LoginNeeded | TunnelRefusal::LoginRefused)
+            ),
             // The connection was closed before TLS was established: a server that is ending, or a load
             // balancer without a server.
             ConnectError::Tls(_, error) => {
@@ -114,7 +118,7 @@ fn builder() -> Result<
 
 pub async fn connect(
     server: &ServerAddress,
-    proxy: Option<&Proxy>,
+    proxy: Option<&ProxyUrl>,
     path: &str,
     tls: ClientConfig,
 ) -> Result<Socket, ConnectError> {
@@ -124,7 +128,7 @@ pub async fn connect(
 
 async fn connect_now(
     server: &ServerAddress,
-    proxy: Option<&Proxy>,
+    proxy: Option<&ProxyUrl>,
     path: &str,
     tls: ClientConfig,
 ) -> Result<Socket, ConnectError> {
@@ -132,7 +136,7 @@ async fn connect_now(
     let stream = match proxy {
         None => TcpStream::connect((server.host.as_str(), server.port)).await.map_err(tcp)?,
         Some(proxy) => {
-            proxy.connect(server).await.map_err(|error| ConnectError::Proxy(server.clone(), error))?
+            proxy::connect(proxy, server).await.map_err(|error| ConnectError::Proxy(server.clone(), error))?
         }
     };
     stream.set_nodelay(true).map_err(tcp)?;
@@ -238,7 +242,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     /// A proxy that connects everybody to this server, and its address.
-    async fn proxy_to(server: &FakeServer) -> Proxy {
+    async fn proxy_to(server: &FakeServer) -> ProxyUrl {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let proxy = format!("http://{}", listener.local_addr().expect("a bound socket"));
         let server = server.address();

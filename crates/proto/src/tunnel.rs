@@ -124,6 +124,11 @@ impl fmt::Debug for ProxyUrl {
 }
 
 impl ProxyUrl {
+    /// Whether the URL has a user, and perhaps a password.
+    pub fn has_login(&self) -> bool {
+        self.login.is_some()
+    }
+
     /// Where to connect: `HOST:PORT`.
     pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.port)

@@ -58,6 +58,10 @@ impl ConnectProxy {
         self.address.to_string()
     }
 
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// The heads of the requests so far.
     pub fn requests(&self) -> Vec<String> {
         self.shared.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()

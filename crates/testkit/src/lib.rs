@@ -21,7 +21,6 @@
 
 mod apart;
 mod client;
-mod client_proxy;
 mod connect;
 mod connect_proxy;
 mod disk;
@@ -43,7 +42,6 @@ mod wait;
 
 pub use apart::played_apart;
 pub use client::{Answer, Client, Outcome, Raw};
-pub use client_proxy::ClientProxy;
 pub use connect::connect_from;
 pub use connect_proxy::{ConnectProxy, ProxyManner};
 pub use disk::{Disk, ReadOnly};

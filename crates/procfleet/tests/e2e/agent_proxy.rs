@@ -37,7 +37,9 @@ fn an_agent_joins_and_works_through_a_proxy_that_resolves_the_name() {
     assert!(requests.iter().all(|seen| seen == request || seen.starts_with("CONNECT dead.")), "{requests:?}");
     let log = agent.stderr();
     assert!(
-        !log.contains("CONNECT") || log.contains(&format!("the proxy {proxy_url} answered 502")),
+        !log.contains("CONNECT")
+            || log
+                .contains(&format!("asking the proxy {proxy_url}: the proxy cannot reach the server (502)")),
         "{log}"
     );
 }
@@ -67,11 +69,14 @@ fn the_password_of_a_proxy_does_not_stay_in_the_command_line_or_the_log() {
 fn a_proxy_that_asks_for_a_password_ends_the_joining() {
     let up = up();
     let proxy = ConnectProxy::open(ProxyManner::AsksForLogin(LOGIN.to_owned(), names(&up)));
-    for login in ["", "me:wrong-secret@"] {
+    for (login, wants) in [
+        ("", "wants a user and a password (407)"),
+        ("me:wrong-secret@", "refuses its user or password (407)"),
+    ] {
         let url = format!("http://{login}{}", proxy.address());
         let ended = start(&up, SERVER, &url, Some(&up.token(&[]))).finish();
         assert_eq!(ended.code, Some(1), "{ended:?}");
-        let reason = format!("the proxy http://{} answered 407", proxy.address());
+        let reason = format!("asking the proxy http://{}: the proxy {wants}", proxy.address());
         assert!(ended.stderr.contains(&reason) && !ended.stderr.contains("secret"), "{ended:?}");
     }
 }
@@ -86,16 +91,19 @@ fn proxies_that_do_not_forward_are_named_in_the_log() {
     agent.end(Signal::TERM);
     let login = ProxyManner::AsksForLogin(LOGIN.to_owned(), names(&up));
     for (manner, reason) in [
-        (login, "answered 407"),
-        (ProxyManner::Forwards(Vec::new()), "answered 502"),
-        (ProxyManner::Says("HTTP/1.1 403 Forbidden\r\n\r\n"), "answered 403"),
-        (ProxyManner::Says("220 mail.example ESMTP\r\n"), "did not answer in HTTP/1"),
-        (ProxyManner::Hangs, "did not answer within 10s"),
+        (login, ": the proxy refuses its user or password (407)"),
+        (ProxyManner::Forwards(Vec::new()), ": the proxy cannot reach the server (502)"),
+        (ProxyManner::Says("HTTP/1.1 403 Forbidden\r\n\r\n"), ": the proxy does not allow a tunnel"),
+        (
+            ProxyManner::Says("220 mail.example ESMTP\r\n"),
+            ": what listens there does not answer as an HTTP proxy",
+        ),
+        (ProxyManner::Hangs, " did not answer within 10s"),
     ] {
         let proxy = ConnectProxy::open(manner);
         let url = format!("http://me:secret@{}", proxy.address());
         let mut agent = start(&up, SERVER, &url, None);
-        agent.wait_until_log_says(&format!("the proxy http://{} {reason}", proxy.address()));
+        agent.wait_until_log_says(&format!("the proxy http://{}{reason}", proxy.address()));
         assert!(!agent.stderr().contains("secret"), "{}", agent.stderr());
         assert!(agent.is_running(), "its processes are still looked after");
         agent.end(Signal::TERM);

@@ -2,8 +2,8 @@
 //! and HTTP proxies of clients.
 
 use procfleet_testkit::{
-    Client, ClientProxy, Finished, Haproxy, Joined, Op, PATIENCE, Program, Raw, Signal, Up, connect_from,
-    programs, wait_for, wait_until,
+    Client, ConnectProxy, Finished, Haproxy, Joined, Op, PATIENCE, Program, ProxyManner, Raw, Signal, Up,
+    connect_from, programs, wait_for, wait_until,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -336,8 +336,8 @@ fn idle_callers_behind_haproxy_evict_only_their_own_connections() {
         stream.set_nonblocking(true).expect("our own socket");
         matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
     };
-    // The connections of the first come earlier, and are fewer. They are used now and then, because the server
-    // closes idle ones after a while.
+    // The connections of the first come earlier, and are fewer. They are used now and then, because the
+    // server closes idle ones after a while.
     let mut few: Vec<TcpStream> = (0..10).map(|_| connect_from(CALLER, &behind.api())).collect();
     let mut use_all = || few.iter_mut().for_each(ask_for_health);
     use_all();
@@ -389,7 +389,8 @@ fn assert_done(finished: &Finished) {
 fn client_verbs_go_through_an_http_proxy_if_they_are_told_to() {
     for (scheme, flags) in [("http", &[][..]), ("https", &["--tls", "--tls-name", "fleet.invalid"])] {
         let up = Up::start_with(PROGRAM, flags);
-        let proxy = ClientProxy::resolving("fleet.invalid:52030", up.client.address());
+        let names = vec![("fleet.invalid:52030".to_owned(), up.client.address().to_owned())];
+        let proxy = ConnectProxy::open(ProxyManner::Forwards(names));
         let url = format!("{scheme}://fleet.invalid:52030");
         let ca = up.data().join("ca.cert.der");
         let more = ["--ca", ca.to_str().expect("a text")];
@@ -398,12 +399,16 @@ fn client_verbs_go_through_an_http_proxy_if_they_are_told_to() {
         let made =
             cli_at(&up.client, &["token", "create"], &url, &more).env("PROCFLEET_PROXY", proxy.url()).run();
         assert_done(&made);
-        assert_eq!(proxy.asked(), vec!["fleet.invalid:52030"; 3]);
+        let asked = proxy.requests();
+        assert!(
+            asked.len() == 3 && asked.iter().all(|head| head.starts_with("CONNECT fleet.invalid:52030 ")),
+            "{asked:?}"
+        );
         // Without being told, the client uses no proxy, whatever the variables of others say.
         let direct = cli_at(&up.client, &["ps"], &up.client.url, &more);
         assert_done(&direct.env("PROCFLEET_PROXY", proxy.url()).args(["--proxy", ""]).run());
         assert_done(&cli_at(&up.client, &["ps"], &up.client.url, &more).run());
-        assert_eq!(proxy.asked().len(), 3);
+        assert_eq!(proxy.requests().len(), 3);
         // The proxy is up, and the server behind it is not.
         let gone = cli_at(&up.client, &["ps"], &format!("{scheme}://127.0.0.1:1"), &more);
         let gone = gone.args(["--proxy", &proxy.url()]).run();
@@ -416,7 +421,9 @@ fn client_verbs_go_through_an_http_proxy_if_they_are_told_to() {
 fn a_login_for_the_proxy_is_sent_and_never_shown() {
     let up = Up::start(PROGRAM);
     // zoe:p@ss:hush
-    let proxy = ClientProxy::with_login("Basic em9lOnBAc3M6aHVzaA==");
+    let login = "Basic em9lOnBAc3M6aHVzaA==".to_owned();
+    let server = up.client.address().to_owned();
+    let proxy = ConnectProxy::open(ProxyManner::AsksForLogin(login, vec![(server.clone(), server)]));
     let ps = |url: &str| {
         let ran = cli_at(&up.client, &["ps"], &up.client.url, &[]);
         let ran = ran.env("PROCFLEET_PROXY", url).run();
@@ -425,10 +432,10 @@ fn a_login_for_the_proxy_is_sent_and_never_shown() {
         }
         ran
     };
-    assert_done(&ps(&proxy.url_with("zoe:p%40ss:hush")));
+    assert_done(&ps(&format!("http://zoe:p%40ss:hush@{}", proxy.address())));
     for (url, words) in [
         (proxy.url(), "the proxy wants a user and a password (407)"),
-        (proxy.url_with("zoe:wronghush"), "the proxy refuses its user or password (407)"),
+        (format!("http://zoe:wronghush@{}", proxy.address()), "the proxy refuses its user or password (407)"),
         (
             "http://zoe:hush@127.0.0.1:1".to_owned(),
             "through the proxy http://127.0.0.1:1: connection refused",

@@ -40,7 +40,8 @@ const STORE_AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Intake {
     held: Option<DeferredEvents>,
-    /// What could not be stored while the database was away, and when to try again. Nothing is read meanwhile.
+    /// What could not be stored while the database was away, and when to try again. Nothing is read
+    /// meanwhile.
     unstored: Option<(ToStore, Instant)>,
     /// Nothing is read before this time.
     paused_until: Option<Instant>,
@@ -79,8 +80,8 @@ impl Intake {
         [due, again, self.paused_until].into_iter().flatten().min()
     }
 
-    /// Ends a pause that is over, and stores what can be stored now: the message that failed, then held events
-    /// that the budget covers.
+    /// Ends a pause that is over, and stores what can be stored now: the message that failed, then held
+    /// events that the budget covers.
     pub(super) async fn resume(
         &mut self,
         link: &Link,
