@@ -13,11 +13,15 @@ use procfleet_server::peer::AddressBlock;
 use procfleet_server::seal::SEAL_KEY;
 use procfleet_server::{Server, files};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::runtime::Runtime;
 
 /// How often free memory is returned to the kernel.
 const MEMORY: Duration = Duration::from_secs(60);
+/// Fewest and most arenas of the allocator.
+const ARENAS: (usize, usize) = (2, 8);
 
 #[derive(clap::Args)]
 #[group(skip)]
@@ -193,9 +197,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     procfleet_failpoint::follow(args.failpoints.clone());
     let settings: ServerSettings = args.try_into()?;
     files::raise_limit();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         let mut server = Server::start(settings).await?;
         // Before the ready message: after it, a signal must end the server in order.
         let stop = stop_requested();
@@ -214,6 +216,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
         server.stop().await;
         Ok(())
     })
+}
+
+/// With an arena of the allocator for each of its worker threads, within limits: with glibc's default, the
+/// memory of a server grew by 6 MB in an hour of constant load, all of it free.
+pub(crate) fn runtime() -> Result<Runtime> {
+    let workers = std::thread::available_parallelism().map_or(ARENAS.0, NonZero::get);
+    procfleet_program::memory::limit_arenas(workers.clamp(ARENAS.0, ARENAS.1));
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")
 }
 
 /// Returns free heap memory to the kernel after bursts of results; the allocator would keep it.

@@ -56,9 +56,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     args.server.hide_password()?;
     let _log = args.server.log.init_tracing();
     let given = files::raise_limit();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
-    runtime.block_on(up(args, given))
+    crate::server::runtime()?.block_on(up(args, given))
 }
 
 async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {

@@ -20,6 +20,16 @@ pub fn configure_allocator() {
     }
 }
 
+/// Limits the number of arenas, among which threads are distributed. By default glibc makes up to eight for
+/// each core, and what is freed in one is of no use to the threads of another. Call it before there are many
+/// threads.
+pub fn limit_arenas(most: usize) {
+    #[cfg(target_env = "gnu")]
+    {
+        let _ = glibc::mallopt(glibc::M_ARENA_MAX, i32::try_from(most).unwrap_or(i32::MAX));
+    }
+}
+
 /// Returns free heap pages to the kernel (`malloc_trim`). Call it after a burst of work.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
