@@ -31,7 +31,7 @@ pub struct OpenOp {
     pub progress: OpProgress,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpProgress {
     Waiting,
     Sent(Epoch),
