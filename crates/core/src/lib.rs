@@ -9,6 +9,7 @@ pub mod boot_time;
 pub mod change;
 pub mod clones;
 pub mod code;
+pub mod cut_off;
 pub mod data_folder;
 pub mod dispatch;
 mod grant_scope;

@@ -20,6 +20,7 @@ use procfleet_proto::link::{
     BadMessage, GroupsMessage, OmittedAccounts, OpOrder, ProcStateMessage, Report, agent_message,
     decode_agent, decode_server, server_message,
 };
+use procfleet_proto::peer::{decode_answer, decode_question, peer_question};
 use procfleet_proto::proxy_header::{BadProxyHeader, FIXED, FixedPart, ProxiedPeer};
 use procfleet_proto::state::ProcReport;
 use procfleet_proto::tunnel::{LONGEST_REPLY, ProxyUrl};
@@ -70,6 +71,33 @@ fn frames_of_agents() {
             assert!(again.len() <= bytes.len(), "it has grown from {} to {}", bytes.len(), again.len());
             assert_eq!(decode_agent(&again).expect("our own message"), body);
             understand(body);
+        }
+    });
+}
+
+#[test]
+fn questions_and_answers_of_servers() {
+    Fuzz::cases(40_000).bytes(&frames(), |bytes| {
+        match decode_question(bytes) {
+            Err(refusal) => check_refusal(&refusal),
+            Ok((body, within)) => {
+                let again = body.clone().into_bytes(within);
+                assert!(again.len() <= bytes.len(), "it has grown from {} to {}", bytes.len(), again.len());
+                assert_eq!(decode_question(&again).expect("our own message"), (body.clone(), within));
+                if let peer_question::Body::AskAgent(ask) = body
+                    && let Err(refusal) = ask.limited_question()
+                {
+                    check_refusal(&refusal);
+                }
+            }
+        }
+        match decode_answer(bytes) {
+            Err(refusal) => check_refusal(&refusal),
+            Ok(body) => {
+                let again = body.clone().into_bytes();
+                assert!(again.len() <= bytes.len(), "it has grown from {} to {}", bytes.len(), again.len());
+                assert_eq!(decode_answer(&again).expect("our own message"), body);
+            }
         }
     });
 }

@@ -1,7 +1,7 @@
 //! Every message of the link, as bytes that stay the same for ever.
-//!
-//! `golden/NAME.hex` is what this protocol's first version sent. A peer of that version must always be
-//! understood, so a file is never changed; a new message or field gets a new file.
+
+#[path = "support/golden.rs"]
+mod support;
 
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
@@ -9,7 +9,6 @@ use procfleet_core::id::{Epoch, OpId, ProcKey};
 use procfleet_core::op::{Content, OpKind, Outcome};
 use procfleet_core::spec::{Identity, ProcessGroup, Spec, Weight};
 use procfleet_proto::http::native::ProcState;
-use procfleet_proto::link::token::hex;
 use procfleet_proto::link::{
     Ack, Cancel, Drain, Enroll, Enrolled, EventMessage, Events, EventsStored, GroupsMessage, Hello,
     HostFacts, LogRead, OmittedAccounts, Op, OpOrder, ProcStateMessage, ReadLog, ReadSpec, Refused, Renew,
@@ -17,8 +16,8 @@ use procfleet_proto::link::{
     decode_server, server_message,
 };
 use procfleet_proto::state::ProcReport;
-use std::path::PathBuf;
 use std::time::Duration;
+use support::golden;
 
 fn op_id() -> OpId {
     "20190813145456-8-0".parse().expect("an op id")
@@ -47,24 +46,6 @@ fn outcome() -> Outcome {
     let content =
         Content::Control { hosted: true, proc_name: "nginx".to_owned(), setup_path: "/usr/sbin".to_owned() };
     Outcome::new(Code::PostCheck, "start process (nginx) failed", content)
-}
-
-fn golden(name: &str, bytes: &[u8]) -> Vec<u8> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.hex"));
-    let Ok(text) = std::fs::read_to_string(&path) else {
-        panic!(
-            "{name} has no golden file; if the message is new, add {} with:
-{}",
-            path.display(),
-            hex(bytes)
-        );
-    };
-    assert_eq!(text.trim(), hex(bytes), "{name}: what we send has changed");
-    let digits = text.trim().as_bytes();
-    digits
-        .chunks(2)
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("text"), 16).expect("hex"))
-        .collect()
 }
 
 #[test]

@@ -3,11 +3,14 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::server::Acceptor;
 use tokio_rustls::server::TlsStream;
+use tokio_rustls::{LazyConfigAcceptor, TlsAcceptor};
 
 /// Maximum number of bytes from a peer until its handshake is done: a hello, and the certificates of an
 /// agent.
@@ -27,6 +30,23 @@ pub(crate) async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Res
     let metered = Metered { stream, left: Some(MOST) };
     // On the heap, and freed when the handshake is done.
     let mut stream = Box::pin(acceptor.accept(metered)).await?;
+    stream.get_mut().0.left = None;
+    Ok(stream)
+}
+
+/// As [`accept`], with the configuration for the name that the peer asks for (SNI).
+pub(crate) async fn accept_by_name(
+    stream: TcpStream,
+    choose: impl FnOnce(Option<&str>) -> io::Result<Arc<ServerConfig>>,
+) -> io::Result<TlsStream<Metered>> {
+    stream.readable().await?;
+    let metered = Metered { stream, left: Some(MOST) };
+    let handshake = async move {
+        let started = LazyConfigAcceptor::new(Acceptor::default(), metered).await?;
+        let config = choose(started.client_hello().server_name())?;
+        started.into_stream(config).await
+    };
+    let mut stream = Box::pin(handshake).await?;
     stream.get_mut().0.left = None;
     Ok(stream)
 }

@@ -17,6 +17,7 @@ pub mod http;
 pub mod login_service;
 pub mod metrics;
 pub mod peer;
+pub mod peers;
 pub mod pki;
 pub mod presences;
 pub mod proxies;
@@ -38,17 +39,19 @@ use crate::http::TlsError;
 use crate::http::tls::ApiTls;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
+use crate::peers::Peers;
 use crate::pki::{CaStart, PkiError};
 use crate::presences::Presences;
 use crate::proxies::TrustedProxies;
 use crate::refusal_log::RefusalLog;
-use crate::sessions::Link;
+use crate::sessions::{AgentQuestions, Link, Questions};
 use crate::startup::ca::{CaOpening, CaStartError};
 use crate::startup::restored;
 use crate::startup::sealed_ca::SealStartError;
 use crate::startup::setup::{self, Reached, SetupError};
 use crate::usecase::{OwnServer, Services};
 use crate::workers::ca_follower::CaFollower;
+use crate::workers::cut_off::CutOff;
 use crate::workers::refusals::Refusals;
 use crate::workers::retention::Retention;
 use crate::workers::succession::Succession;
@@ -251,7 +254,11 @@ impl Server {
         .await?;
         let refusals = Refusals::new(store.clone(), clock);
         let event_notifier = EventNotifier::new(store.membership().clone());
+        let membership = store.membership().clone();
+        let peers = membership.is_shared().then(|| Peers::new(membership.view(), ca.clone(), clock));
+        let questions = Questions::default();
         let services = Services {
+            questions: AgentQuestions::new(questions.clone(), store.clone(), peers.clone()),
             store,
             dispatcher,
             backlog,
@@ -262,7 +269,6 @@ impl Server {
             unfinished: Default::default(),
             event_notifier,
             delivery_errors: Default::default(),
-            questions: Default::default(),
             refusals,
             login_service: config.login_url.map(LoginService::new),
             admin_from: config.admin_from.into(),
@@ -281,7 +287,8 @@ impl Server {
             clock,
             metrics: services.metrics.clone(),
             event_notifier: services.event_notifier.clone(),
-            questions: services.questions.clone(),
+            questions,
+            peers: peers.clone(),
             clones: Default::default(),
             budgets: Default::default(),
             keep: config.keep,
@@ -327,6 +334,11 @@ impl Server {
             let (store, ca) = (services.store.clone(), services.ca.clone());
             let follower = CaFollower { store, ca, stop: stopped.clone() };
             parts.spawn("following changes of the CA", follower.run());
+        }
+        if let Some(peers) = peers {
+            let (dispatcher, stop) = (services.dispatcher.clone(), stopped.clone());
+            let cut_off = CutOff { membership, peers, dispatcher, clock, stop };
+            parts.spawn("the watch over a lost database", cut_off.run());
         }
         parts.spawn("the audit of refused calls", services.refusals.clone().run(stopped.clone()));
         if let Some(tls) = tls.clone() {

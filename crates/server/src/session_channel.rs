@@ -38,6 +38,8 @@ pub enum CutReason {
     Replaced,
     #[error("other servers have declared this one dead, and decide about its agents")]
     Fenced,
+    #[error("this server does not reach the database, and others do: connect to one of them")]
+    CutOff,
 }
 
 impl CutReason {
@@ -47,6 +49,7 @@ impl CutReason {
             CutReason::NotItsOwn => "not_its_own",
             CutReason::Replaced => "replaced",
             CutReason::Fenced => "fenced",
+            CutReason::CutOff => "cut_off",
         }
     }
 }

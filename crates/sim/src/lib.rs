@@ -32,6 +32,6 @@ pub use enroll::SimEnrollError;
 pub use figures::Figures;
 pub use files::{agents_for_files, take_all_files};
 pub use fleet::{Fleet, FleetError, FleetPlan};
-pub use peer::{ManualPeer, PeerError, Talk};
+pub use peer::{ManualPeer, PeerError, ShownCertificate, Talk};
 pub use script::{BadScript, DelayRange, Drops, Script, ScriptedEnd, Slow};
 pub use server::{ManualServer, ManualServerError, ManualSession};

@@ -7,11 +7,18 @@ use procfleet_agent::identity::AgentIdentity;
 use procfleet_agent::tls::{self, ConnectError, Socket};
 use procfleet_proto::link::token::JoinToken;
 use procfleet_proto::link::{Hello, HostFacts, LINK_PATH, agent_message, decode_server, server_message};
+use procfleet_proto::peer::{PEER_NAME, PEER_PATH};
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
-use tokio_tungstenite::tungstenite::Message;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring as ring_provider;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+use tokio_tungstenite::tungstenite::{self, Message};
 
 /// How long the server may take to say something.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -24,6 +31,13 @@ pub enum PeerError {
     Enroll(#[from] SimEnrollError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
+}
+
+/// What a peer shows in its TLS handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShownCertificate {
+    Agents,
+    None,
 }
 
 /// An agent's identity without an agent.
@@ -63,11 +77,48 @@ impl ManualPeer {
 
     /// A connection without any message yet.
     pub fn connect(&self) -> Result<Talk<'_>, PeerError> {
+        self.connect_at(LINK_PATH)
+    }
+
+    /// As [`ManualPeer::connect`], to another path.
+    pub fn connect_at(&self, path: &str) -> Result<Talk<'_>, PeerError> {
         let connecting = async {
             let tls = tls::with_identity(&self.identity)?;
-            tls::connect(&self.server, None, LINK_PATH, tls).await
+            tls::connect(&self.server, None, path, tls).await
         };
         Ok(Talk { socket: self.runtime.block_on(connecting)?, peer: self })
+    }
+
+    /// Tries to get in where servers do.
+    pub fn enter_as_server(&self, shown: ShownCertificate) -> Result<(), PeerError> {
+        let failed = |error| ConnectError::Tls(self.server.clone(), error);
+        let entering = async {
+            let tls = match shown {
+                ShownCertificate::Agents => tls::with_identity(&self.identity)?,
+                ShownCertificate::None => self.without_certificate().map_err(ConnectError::Prepare)?,
+            };
+            let address = (self.server.host.as_str(), self.server.port);
+            let stream = TcpStream::connect(address).await.map_err(failed)?;
+            let name = ServerName::try_from(PEER_NAME).expect("a constant name is a good name");
+            let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.map_err(failed)?;
+            let url = format!("wss://{PEER_NAME}{PEER_PATH}");
+            match tokio_tungstenite::client_async(url, stream).await {
+                Ok(_) => Ok(()),
+                Err(tungstenite::Error::Io(error)) => Err(failed(error)),
+                Err(error) => Err(ConnectError::WebSocket(self.server.clone(), Box::new(error))),
+            }
+        };
+        Ok(self.runtime.block_on(entering)?)
+    }
+
+    fn without_certificate(&self) -> Result<ClientConfig, rustls::Error> {
+        let mut roots = RootCertStore::empty();
+        for ca in &self.identity.cas {
+            roots.add(ca.clone())?;
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring_provider::default_provider()))
+            .with_safe_default_protocol_versions()?;
+        Ok(builder.with_root_certificates(roots).with_no_client_auth())
     }
 
     /// The first message of an honest agent, with this boot id.

@@ -55,6 +55,7 @@ mod periodic;
 mod policy;
 mod postgres;
 mod proxies;
+mod questions;
 mod replaced_store;
 mod retention;
 mod seal;

@@ -25,12 +25,12 @@ fn server(data: &Path, url: &str) -> Program {
 }
 
 /// The database of a URL of the cluster.
-fn name(url: &str) -> &str {
+pub(crate) fn name(url: &str) -> &str {
     url.rsplit('/').next().expect("a name")
 }
 
 /// Ends all connections to a database, and lets none in.
-fn take_away(database: &str) {
+pub(crate) fn take_away(database: &str) {
     let sql = format!(
         "ALTER DATABASE {database} ALLOW_CONNECTIONS false; \
          SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
@@ -38,7 +38,7 @@ fn take_away(database: &str) {
     Cluster::shared().psql("postgres", &sql).expect("the database is away");
 }
 
-fn give_back(database: &str) {
+pub(crate) fn give_back(database: &str) {
     let sql = format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true");
     Cluster::shared().psql("postgres", &sql).expect("the database is back");
 }

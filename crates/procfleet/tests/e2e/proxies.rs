@@ -32,7 +32,7 @@ fn configuration(up: &Up, proxy: &str) -> String {
         .replace("10.0.0.5:48668", link)
         .replace("10.0.0.5:52030", up.client.address())
         .replace("10.1.0.5", proxy);
-    assert!(!configuration.contains("10."), "all addresses of the page are replaced: {configuration}");
+    assert!(!configuration.contains(" 10."), "all addresses of the page are replaced: {configuration}");
     format!("{configuration}\n")
 }
 

@@ -6,25 +6,26 @@ use procfleet_testkit::{
 };
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_procfleet");
 
-fn first() -> (Up, String) {
+pub(crate) fn first() -> (Up, String) {
     let url = Cluster::shared().database();
     (Up::start_with(BINARY, &["--store", &url, "--name", "one"]), url)
 }
 
 /// Another server of the store of `up`. It has no agents of its own.
-struct OtherServer {
-    program: Program,
-    client: Client,
+pub(crate) struct OtherServer {
+    pub(crate) program: Program,
+    pub(crate) client: Client,
+    pub(crate) data: PathBuf,
     _folder: TempDir,
 }
 
 impl OtherServer {
-    fn start(up: &Up, url: &str) -> OtherServer {
+    pub(crate) fn start(up: &Up, url: &str) -> OtherServer {
         let folder = tempfile::tempdir().expect("a temp dir");
         let data = folder.path().join("data");
         fs::create_dir(&data).expect("our own folder");
@@ -52,7 +53,7 @@ impl OtherServer {
             assert!(program.is_running(), "{}", program.stderr());
             program.stderr().contains("server is up")
         });
-        OtherServer { program, client: client(&data), _folder: folder }
+        OtherServer { program, client: client(&data), data, _folder: folder }
     }
 
     /// The proc, asked for through this server.
@@ -227,7 +228,7 @@ fn join(up: &Up) -> Joined {
     agent
 }
 
-fn row(client: &Client, name: &str) -> Value {
+pub(crate) fn row(client: &Client, name: &str) -> Value {
     let rows = client.data("/api/v1/servers").as_array().cloned().expect("a list");
     rows.into_iter().find(|row| row["name"] == name).expect("a server of this name")
 }

@@ -244,6 +244,27 @@ impl Work {
         self.verdicts_from = self.clock.now() + RESTART_GRACE;
     }
 
+    /// Sends all agents to other servers: this one does not reach the store, and others do. Its ops stay in
+    /// the table. If this server comes back before another one has declared it dead, it decides about them
+    /// only after its agents had time to connect elsewhere.
+    pub(super) fn cut_off(&mut self) {
+        error!(
+            agents = self.sessions.len() + self.cluster.connecting.len(),
+            "this server does not reach the database, and others do; its agents are sent to them. Check the network between this server and the database"
+        );
+        let back_by = self.clock.now() + RESTART_GRACE;
+        // Cut, because messages to agents wait while this server may not act.
+        for (agent, session) in std::mem::take(&mut self.sessions) {
+            session.sender.cut(CutReason::CutOff);
+            self.presences.leave(&agent, self.clock.wall());
+            self.reconsider(&agent);
+            self.back_by.insert(agent, back_by);
+        }
+        for session in std::mem::take(&mut self.cluster.connecting) {
+            session.sender.cut(CutReason::CutOff);
+        }
+    }
+
     /// Reads the ops of agents that have connected. Their epochs are committed, so no server has decided
     /// about these ops in a way that this read does not see.
     async fn read_connecting(&mut self) {

@@ -90,6 +90,8 @@ pub enum DispatcherMessage {
         agent: AgentId,
         epoch: Epoch,
     },
+    /// Only this server does not reach the store: its agents are better off at others.
+    CutOff,
     /// The store says that the agent was retired or revoked. Its session and its ops end.
     Dismissed {
         agent: AgentId,

@@ -547,3 +547,32 @@ async fn a_change_of_single_fields_is_not_sent_to_an_agent_that_cannot() {
     let outcome = ops[0].outcome.as_ref().expect("it has ended");
     assert_eq!(outcome.code, Code::ArgsInvalid, "{outcome:?}");
 }
+
+/// The ops of its agents wait for them: they may come back, or report elsewhere.
+#[tokio::test]
+async fn a_server_that_is_cut_off_sends_its_agents_away_and_decides_nothing_about_their_ops() {
+    let fixture = fixture().await;
+    let (dispatcher, presences) = fixture.dispatcher_and_presences(Duration::ZERO).await;
+    let ops = fixture.task(1, 0, 30_000, 60_000).await;
+    let epoch =
+        fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", 0, Epoch(0)).await.expect("connected");
+    let (sender, mut orders, cut) = SessionSender::for_session();
+    let message = DispatcherMessage::Connected {
+        agent: fixture.agent.clone(),
+        epoch,
+        sender,
+        taken: Vec::new(),
+        heard: LastHeard::at(0),
+        capabilities: ALL_CAPABILITIES,
+    };
+    dispatcher.send(message).await;
+    dispatcher.send(DispatcherMessage::TaskCreated(ops[0].task)).await;
+    assert_eq!(next_op(&mut orders).await, ops[0]);
+    dispatcher.send(DispatcherMessage::CutOff).await;
+    let reason = tokio::time::timeout(PATIENCE, cut.during(pending::<()>())).await.expect("it is cut");
+    assert_eq!(reason, Err(CutReason::CutOff));
+    assert!(!presences.contains(&fixture.agent));
+    // The agent is back, with the same op.
+    let (_, mut orders) = fixture.connect(&dispatcher).await;
+    assert_eq!(next_op(&mut orders).await, ops[0]);
+}

@@ -152,6 +152,7 @@ impl Work {
                     self.gone(&agent);
                 }
             }
+            DispatcherMessage::CutOff => self.cut_off(),
             DispatcherMessage::Dismissed { agent, reason } => {
                 self.cluster.announce(Wake::Dismissed);
                 self.dismiss(agent, reason);

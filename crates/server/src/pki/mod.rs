@@ -18,8 +18,10 @@ mod authority;
 mod clients;
 mod files;
 mod keys;
+mod servers;
 
 pub use keys::CaKeys;
+pub use servers::{ExpectedServer, RunCertificate, server_of};
 
 use crate::seal::{OpenFault, Sealer};
 use authority::Authority;
@@ -429,8 +431,12 @@ pub fn is_certificate_name(text: &str) -> bool {
     ServerName::try_from(text).is_ok()
 }
 
-/// The agent that a certificate of ours names.
+/// The agent that a certificate of ours names. `None`: it is a server's, for example.
 pub fn agent_of(certificate: &CertificateDer<'_>) -> Option<AgentId> {
+    // The name of a server reads as an agent's id, too.
+    if server_of(certificate).is_some() {
+        return None;
+    }
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
     parsed.subject().iter_common_name().next()?.as_str().ok()?.parse().ok()
 }

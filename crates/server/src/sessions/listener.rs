@@ -1,6 +1,10 @@
-//! The link's port: TCP, TLS, HTTP, and the two paths that upgrade to WebSockets.
+//! The link's port: TCP, TLS, HTTP, and the paths that upgrade to WebSockets.
+//!
+//! Agents and servers enter by different names in the TLS hello (SNI), with different certificates on both
+//! sides, and each entrance has its own paths. A server that is alone has no entrance for servers.
 
 use super::handshake_limiter::{HandshakeLimiter, HandshakeSlot};
+use super::peer_questions::PeerPort;
 use super::{Budgets, Clones, Questions, connection, enroll};
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
@@ -8,7 +12,8 @@ use crate::events::EventNotifier;
 use crate::handshake::{self, Metered};
 use crate::metrics::{Metrics, ServerPort};
 use crate::peer::PeerNet;
-use crate::pki::Ca;
+use crate::peers::Peers;
+use crate::pki::{self, Ca};
 use crate::proxies::{PeerOrigin, Speaker, TrustedProxies};
 use crate::refusal_log::RefusalLog;
 use crate::workers::refusals::Refusals;
@@ -23,6 +28,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use procfleet_program::panics;
 use procfleet_proto::link::{BUFFER, ENROLL_PATH, LINK_PATH, MAX_FRAME, MAX_MESSAGE};
+use procfleet_proto::peer::{PEER_NAME, PEER_PATH};
 use procfleet_store::Store;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -33,6 +39,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::{debug, warn};
 
@@ -58,6 +65,8 @@ pub struct Link {
     pub metrics: Arc<Metrics>,
     pub event_notifier: EventNotifier,
     pub questions: Questions,
+    /// `None`: there are no other servers.
+    pub peers: Option<Peers>,
     pub clones: Clones,
     pub budgets: Budgets,
     pub proxies: TrustedProxies,
@@ -85,10 +94,7 @@ impl Link {
     pub async fn serve(self, listener: TcpListener) {
         let limiter = HandshakeLimiter::new(HANDSHAKES);
         let (present, mut last) = mpsc::channel(1);
-        let router = Router::new()
-            .route(LINK_PATH, any(open_link))
-            .route(ENROLL_PATH, any(open_enrolment))
-            .with_state(self.clone());
+        let routers = Routers::new(&self);
         let mut connections = JoinSet::new();
         let mut stop = self.stop.clone();
         loop {
@@ -115,12 +121,11 @@ impl Link {
                 slot = limiter.take(PeerNet::from(from.ip())) => slot,
             };
             // Read for each connection, because the CA may have changed.
-            let acceptor = TlsAcceptor::from(self.ca.link_tls());
+            let tls = PortTls { agents: self.ca.link_tls(), peers: self.peers.clone() };
             let incoming = IncomingConnection { from, slot: Arc::new(slot), present: present.clone() };
             let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
             let proxies = self.proxies.clone();
-            let serving =
-                accept_peer(stream, incoming, proxies, acceptor, router.clone(), metrics, refusal_log);
+            let serving = accept_peer(stream, incoming, proxies, tls, routers.clone(), metrics, refusal_log);
             connections.spawn(panics::contain(serving));
         }
         drop((listener, present));
@@ -137,12 +142,45 @@ struct IncomingConnection {
     present: mpsc::Sender<Infallible>,
 }
 
+/// By which name a peer came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entrance {
+    Agents,
+    Servers,
+}
+
+/// The paths of each entrance.
+#[derive(Clone, Debug)]
+struct Routers {
+    agents: Router,
+    servers: Router,
+}
+
+impl Routers {
+    fn new(link: &Link) -> Routers {
+        let agents = Router::new()
+            .route(LINK_PATH, any(open_link))
+            .route(ENROLL_PATH, any(open_enrolment))
+            .route(PEER_PATH, any(refuse_peer))
+            .with_state(link.clone());
+        let servers = Router::new().route(PEER_PATH, any(open_peer)).with_state(PeerPort::new(link.clone()));
+        Routers { agents, servers }
+    }
+}
+
+/// The TLS configurations of a new connection.
+#[derive(Debug)]
+struct PortTls {
+    agents: Arc<ServerConfig>,
+    peers: Option<Peers>,
+}
+
 async fn accept_peer(
     mut stream: TcpStream,
     incoming: IncomingConnection,
     proxies: TrustedProxies,
-    acceptor: TlsAcceptor,
-    router: Router,
+    tls: PortTls,
+    routers: Routers,
     metrics: Arc<Metrics>,
     refusal_log: RefusalLog,
 ) {
@@ -160,12 +198,16 @@ async fn accept_peer(
     let handshake = tokio::select! {
         biased;
         () = slot.evicted() => None,
-        handshake = tokio::time::timeout(HANDSHAKE, Box::pin(tls_handshake(stream, &slot, acceptor))) => Some(handshake),
+        handshake = tokio::time::timeout(HANDSHAKE, Box::pin(tls_handshake(stream, &slot, tls))) => Some(handshake),
     };
     match handshake {
-        Some(Ok(Ok((stream, certificate)))) => {
+        Some(Ok(Ok((stream, certificate, entrance)))) => {
             let lost = slot.clone();
             let peer = TlsPeer { certificate, ip: from.ip(), slot, present };
+            let router = match entrance {
+                Entrance::Agents => routers.agents,
+                Entrance::Servers => routers.servers,
+            };
             serve_connection(stream, peer, router, lost).await;
         }
         Some(_) | None if speaker == Speaker::Proxy => debug!(%from, "a proxy checked the link's port"),
@@ -187,8 +229,8 @@ type TlsStream = tokio_rustls::server::TlsStream<Metered>;
 async fn tls_handshake(
     stream: TcpStream,
     slot: &HandshakeSlot,
-    acceptor: TlsAcceptor,
-) -> std::io::Result<(TlsStream, Option<CertificateDer<'static>>)> {
+    tls: PortTls,
+) -> std::io::Result<(TlsStream, Option<CertificateDer<'static>>, Entrance)> {
     stream.set_nodelay(true)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
     stream.readable().await?;
@@ -201,10 +243,23 @@ async fn tls_handshake(
         slot.has_sent_data();
     }
     drop(first);
-    let stream = handshake::accept(&acceptor, stream).await?;
+    let mut entrance = Entrance::Agents;
+    let stream = match tls.peers {
+        None => handshake::accept(&TlsAcceptor::from(tls.agents), stream).await?,
+        Some(peers) => {
+            let choose = |name: Option<&str>| match name == Some(PEER_NAME) {
+                true => {
+                    entrance = Entrance::Servers;
+                    peers.server_tls().map_err(std::io::Error::other)
+                }
+                false => Ok(tls.agents),
+            };
+            handshake::accept_by_name(stream, choose).await?
+        }
+    };
     slot.has_sent_data();
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
-    Ok((stream, certificate.map(CertificateDer::into_owned)))
+    Ok((stream, certificate.map(CertificateDer::into_owned), entrance))
 }
 
 /// A TLS record begins with a byte for its type (22 is a handshake), two for the version, two for its length.
@@ -250,6 +305,14 @@ async fn open_link(
         let reason = "this link needs a client certificate; join with a token first (procfleet agent --token-file FILE)";
         return (StatusCode::UNAUTHORIZED, reason).into_response();
     };
+    if pki::server_of(&certificate).is_some() {
+        link.metrics.refused_sessions.inc();
+        if link.refusal_log.admits_a_line() {
+            warn!(from = %peer.ip, "a server's certificate was refused on the path for agents");
+        }
+        return (StatusCode::FORBIDDEN, "this path is for agents; the certificate is a server's")
+            .into_response();
+    }
     bounded(upgrade).on_upgrade(move |socket| {
         let TlsPeer { ip, slot, present, .. } = peer;
         panics::contain(async move {
@@ -257,6 +320,34 @@ async fn open_link(
             drop(present);
         })
     })
+}
+
+async fn open_peer(
+    State(port): State<PeerPort>,
+    Extension(peer): Extension<TlsPeer>,
+    upgrade: WebSocketUpgrade,
+) -> Response {
+    let Some(server) = peer.certificate.as_ref().and_then(pki::server_of) else {
+        return refuse_peer(State(port.link), Extension(peer)).await;
+    };
+    bounded(upgrade).on_upgrade(move |socket| {
+        let TlsPeer { slot, present, .. } = peer;
+        // The peer has shown who it is.
+        drop(slot);
+        panics::contain(async move {
+            port.serve(server, socket).await;
+            drop(present);
+        })
+    })
+}
+
+async fn refuse_peer(State(link): State<Link>, Extension(peer): Extension<TlsPeer>) -> Response {
+    link.metrics.refused_sessions.inc();
+    if link.refusal_log.admits_a_line() {
+        warn!(from = %peer.ip, "a peer that is no server of this fleet was refused on the path for servers");
+    }
+    (StatusCode::FORBIDDEN, "this path is for servers of this fleet, by their own name and certificate")
+        .into_response()
 }
 
 async fn open_enrolment(

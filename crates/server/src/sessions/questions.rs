@@ -1,5 +1,5 @@
-//! Questions to agents that are not ops: logs and specs. They are not stored; the caller waits for a bounded
-//! time.
+//! Questions to the agents that are connected here that are not ops: logs and specs. They are not stored; the
+//! caller waits for a bounded time. `asking` also reaches agents that are connected to other servers.
 //!
 //! An agent gets few questions at once, and none that its version does not know. An answer is matched by the
 //! id of its question, and is accepted only from the agent that was asked.
@@ -20,6 +20,13 @@ use tokio::time::Instant;
 const AT_ONCE: usize = 8;
 /// Time limit of an answer, beyond the time that the question lets the agent wait.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A question, in the form in which the agent gets it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum AgentQuestion {
+    Log(ReadLog),
+    Spec(ReadSpec),
+}
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,81 +154,50 @@ impl Questions {
         Ok(())
     }
 
-    /// The answer may have fewer bytes than the question asks for: on a slow link it would not arrive in time
-    /// otherwise. After an answer that was late, the next ones are shorter.
-    pub async fn ask(&self, agent: &AgentId, question: ReadLog) -> Result<LogRead, Unanswered> {
-        let timeout = TIMEOUT + Duration::from_millis(question.wait_ms);
-        self.ask_within(timeout, agent, question).await
-    }
-
-    async fn ask_within(
+    /// Asks the agent's session of this epoch, or a later one. The answer may have fewer bytes of a log than
+    /// the question asks for: on a slow link it would not arrive in time otherwise. After an answer that was
+    /// late, the next ones are shorter.
+    pub(super) async fn ask(
         &self,
-        timeout: Duration,
         agent: &AgentId,
-        question: ReadLog,
-    ) -> Result<LogRead, Unanswered> {
-        let is_limited = question.accounts.as_ref().is_none_or(|accounts| !accounts.scope().is_all());
-        let check = move |capabilities: QuestionCapabilities| match capabilities {
-            QuestionCapabilities { logs: false, .. } => Err(Unanswered::TooOld),
-            QuestionCapabilities { accounts: false, .. } if is_limited => Err(Unanswered::Unchecked),
-            QuestionCapabilities { .. } => Ok(()),
-        };
-        let body = |id, page| {
-            let most = question.most.min(u32::try_from(page).unwrap_or(u32::MAX));
-            Body::ReadLog(ReadLog { id, most, ..question })
-        };
-        match self.answer_within(timeout, agent, check, body).await? {
-            AgentAnswer::Log(answer) => Ok(answer),
-            AgentAnswer::Spec(_) => Err(Unanswered::Silent),
-        }
-    }
-
-    pub async fn ask_spec(&self, agent: &AgentId, question: ReadSpec) -> Result<SpecRead, Unanswered> {
-        let is_limited = question.accounts.as_ref().is_none_or(|accounts| !accounts.scope().is_all());
-        let body = |id, _page| Body::ReadSpec(ReadSpec { id, ..question });
-        let check = move |capabilities: QuestionCapabilities| match capabilities {
-            QuestionCapabilities { specs: true, accounts, .. } if accounts || !is_limited => Ok(()),
-            QuestionCapabilities { .. } => Err(Unanswered::TooOld),
-        };
-        match self.answer_within(TIMEOUT, agent, check, body).await? {
-            AgentAnswer::Spec(answer) => Ok(answer),
-            AgentAnswer::Log(_) => Err(Unanswered::Silent),
-        }
-    }
-
-    async fn answer_within(
-        &self,
-        timeout: Duration,
-        agent: &AgentId,
-        check: impl FnOnce(QuestionCapabilities) -> Result<(), Unanswered>,
-        body: impl FnOnce(u64, usize) -> Body,
+        epoch: Epoch,
+        question: AgentQuestion,
+        within: Duration,
     ) -> Result<AgentAnswer, Unanswered> {
-        let session = lock(&self.inner.sessions).get(agent).cloned().ok_or(Unanswered::Away)?;
-        let answer = tokio::time::timeout(timeout, self.answer_to(agent, &session, check, body)).await;
-        answer.unwrap_or_else(|_| {
-            lock(&session.page).answered_after(timeout);
+        let session = lock(&self.inner.sessions).get(agent).cloned();
+        let session = session.filter(|session| session.epoch >= epoch).ok_or(Unanswered::Away)?;
+        question.check(session.capabilities)?;
+        let is_log = matches!(question, AgentQuestion::Log(_));
+        let answer = tokio::time::timeout(within, self.answer_to(agent, &session, question)).await;
+        let answer = answer.unwrap_or_else(|_| {
+            lock(&session.page).answered_after(within);
             Err(Unanswered::Silent)
-        })
+        })?;
+        match is_log == matches!(answer, AgentAnswer::Log(_)) {
+            true => Ok(answer),
+            // An answer of the wrong kind.
+            false => Err(Unanswered::Silent),
+        }
     }
 
     async fn answer_to(
         &self,
         agent: &AgentId,
         session: &AskedSession,
-        check: impl FnOnce(QuestionCapabilities) -> Result<(), Unanswered>,
-        body: impl FnOnce(u64, usize) -> Body,
+        question: AgentQuestion,
     ) -> Result<AgentAnswer, Unanswered> {
-        check(session.capabilities)?;
         let _permit = session.permits.acquire().await.map_err(|_| Unanswered::Away)?;
         let id = self.inner.number.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         let page = lock(&session.page).share(AT_ONCE.saturating_sub(session.permits.available_permits()));
-        let question = body(id, page);
-        let (most, waits) = match &question {
-            Body::ReadLog(question) => {
-                (usize::try_from(question.most).unwrap_or(usize::MAX), question.wait_ms > 0)
+        let (question, most, waits) = match question {
+            AgentQuestion::Log(question) => {
+                let most = question.most.min(u32::try_from(page).unwrap_or(u32::MAX));
+                let question = ReadLog { id, most, ..question };
+                let waits = question.wait_ms > 0;
+                (Body::ReadLog(question), usize::try_from(most).unwrap_or(usize::MAX), waits)
             }
-            _ => (0, true),
+            AgentQuestion::Spec(question) => (Body::ReadSpec(ReadSpec { id, ..question }), 0, true),
         };
         let asked_at = Instant::now();
         let asked = PendingQuestion { agent: agent.clone(), epoch: session.epoch, most, answer };
@@ -242,6 +218,39 @@ impl Questions {
     }
 }
 
+impl AgentQuestion {
+    /// How long the answer may take.
+    pub(super) fn time_limit(&self) -> Duration {
+        match self {
+            AgentQuestion::Log(question) => TIMEOUT + Duration::from_millis(question.wait_ms),
+            AgentQuestion::Spec(_) => TIMEOUT,
+        }
+    }
+
+    /// Whether the agent's version knows the question and can check the accounts that it is limited to.
+    fn check(&self, capabilities: QuestionCapabilities) -> Result<(), Unanswered> {
+        match self {
+            AgentQuestion::Log(question) => {
+                let accounts = question.accounts.as_ref();
+                let is_limited = accounts.is_none_or(|accounts| !accounts.scope().is_all());
+                match capabilities {
+                    QuestionCapabilities { logs: false, .. } => Err(Unanswered::TooOld),
+                    QuestionCapabilities { accounts: false, .. } if is_limited => Err(Unanswered::Unchecked),
+                    QuestionCapabilities { .. } => Ok(()),
+                }
+            }
+            AgentQuestion::Spec(question) => {
+                let accounts = question.accounts.as_ref();
+                let is_limited = accounts.is_none_or(|accounts| !accounts.scope().is_all());
+                match capabilities {
+                    QuestionCapabilities { specs: true, accounts, .. } if accounts || !is_limited => Ok(()),
+                    QuestionCapabilities { .. } => Err(Unanswered::TooOld),
+                }
+            }
+        }
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -251,12 +260,25 @@ mod tests {
     use super::*;
     use procfleet_core::grants::GrantScope;
 
-    fn log_of_all_accounts() -> ReadLog {
-        ReadLog { accounts: Some((&GrantScope::All).into()), ..ReadLog::default() }
+    fn log_of_all_accounts() -> AgentQuestion {
+        log(10)
     }
 
-    fn spec_of_all_accounts() -> ReadSpec {
-        ReadSpec { accounts: Some((&GrantScope::All).into()), ..ReadSpec::default() }
+    fn log(most: u32) -> AgentQuestion {
+        AgentQuestion::Log(ReadLog { most, accounts: Some((&GrantScope::All).into()), ..ReadLog::default() })
+    }
+
+    fn spec_of_all_accounts() -> AgentQuestion {
+        AgentQuestion::Spec(ReadSpec { accounts: Some((&GrantScope::All).into()), ..ReadSpec::default() })
+    }
+
+    async fn ask(
+        questions: &Questions,
+        agent: &AgentId,
+        question: AgentQuestion,
+    ) -> Result<AgentAnswer, Unanswered> {
+        let within = question.time_limit();
+        questions.ask(agent, Epoch(0), question, within).await
     }
 
     fn agent(id: &str) -> AgentId {
@@ -267,30 +289,30 @@ mod tests {
     async fn an_answer_is_accepted_only_from_the_agent_that_was_asked() {
         let questions = Questions::default();
         let (one, other) = (agent("a1"), agent("a2"));
-        assert_eq!(questions.ask(&one, log_of_all_accounts()).await, Err(Unanswered::Away));
+        assert_eq!(ask(&questions, &one, log_of_all_accounts()).await, Err(Unanswered::Away));
         let (outbox, mut asked, _cut) = SessionSender::for_session();
         questions.connected(&other, Epoch(1), &outbox, QuestionCapabilities::default());
-        assert_eq!(questions.ask(&other, log_of_all_accounts()).await, Err(Unanswered::TooOld));
-        assert_eq!(questions.ask_spec(&other, spec_of_all_accounts()).await, Err(Unanswered::TooOld));
+        assert_eq!(ask(&questions, &other, log_of_all_accounts()).await, Err(Unanswered::TooOld));
+        assert_eq!(ask(&questions, &other, spec_of_all_accounts()).await, Err(Unanswered::TooOld));
 
         let all = QuestionCapabilities { logs: true, specs: true, accounts: false };
         questions.connected(&one, Epoch(2), &outbox, all);
         let limited = ReadLog { accounts: Some((&GrantScope::default()).into()), ..ReadLog::default() };
-        assert_eq!(questions.ask(&one, limited).await, Err(Unanswered::Unchecked));
+        assert_eq!(ask(&questions, &one, AgentQuestion::Log(limited)).await, Err(Unanswered::Unchecked));
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, log_of_all_accounts()).await }
+            async move { ask(&questions, &one, log_of_all_accounts()).await }
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = |end| LogRead { id: question.id, end, ..LogRead::default() };
         for (agent, epoch, end) in [(&other, 1, 1), (&one, 1, 2), (&one, 2, 3), (&one, 2, 4)] {
             assert_eq!(questions.answered(agent, Epoch(epoch), AgentAnswer::Log(answer(end))), Ok(()));
         }
-        assert_eq!(asking.await.expect("no panic"), Ok(answer(3)));
+        assert_eq!(asking.await.expect("no panic"), Ok(AgentAnswer::Log(answer(3))));
 
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, log_of_all_accounts()).await }
+            async move { ask(&questions, &one, log_of_all_accounts()).await }
         });
         asked.recv().await.expect("a question");
         questions.gone(&one, Epoch(1));
@@ -301,16 +323,16 @@ mod tests {
         questions.connected(&one, Epoch(3), &outbox, all);
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask_spec(&one, spec_of_all_accounts()).await }
+            async move { ask(&questions, &one, spec_of_all_accounts()).await }
         });
         let Some(Body::ReadSpec(question)) = asked.recv().await else { panic!("a question") };
         let answer = SpecRead { id: question.id, spec: b"{}".to_vec(), ..SpecRead::default() };
         assert_eq!(questions.answered(&one, Epoch(3), AgentAnswer::Spec(answer.clone())), Ok(()));
-        assert_eq!(asking.await.expect("no panic"), Ok(answer));
+        assert_eq!(asking.await.expect("no panic"), Ok(AgentAnswer::Spec(answer)));
 
         let asking = tokio::spawn({
             let (questions, one) = (questions.clone(), one.clone());
-            async move { questions.ask(&one, ReadLog { most: 10, ..log_of_all_accounts() }).await }
+            async move { ask(&questions, &one, log(10)).await }
         });
         let Some(Body::ReadLog(question)) = asked.recv().await else { panic!("a question") };
         let answer = LogRead { id: question.id, bytes: vec![0; 11], ..LogRead::default() };
@@ -328,7 +350,23 @@ mod tests {
         let capabilities = QuestionCapabilities { logs: true, specs: true, accounts: false };
         questions.connected(&agent("a1"), Epoch(2), &outbox, capabilities);
         let (agent, soon) = (agent("a1"), Duration::from_millis(10));
-        assert_eq!(questions.ask_within(soon, &agent, log_of_all_accounts()).await, Err(Unanswered::Silent));
+        let answer = questions.ask(&agent, Epoch(2), log_of_all_accounts(), soon).await;
+        assert_eq!(answer, Err(Unanswered::Silent));
         assert!(lock(&questions.inner.open).is_empty(), "the question was removed");
+    }
+
+    #[tokio::test]
+    async fn a_session_from_before_the_one_that_was_meant_is_not_asked() {
+        let questions = Questions::default();
+        let (outbox, mut asked, _cut) = SessionSender::for_session();
+        let capabilities = QuestionCapabilities { logs: true, specs: true, accounts: true };
+        let agent = agent("a1");
+        questions.connected(&agent, Epoch(5), &outbox, capabilities);
+        let soon = Duration::from_millis(10);
+        for (epoch, expected) in [(6, Unanswered::Away), (5, Unanswered::Silent), (4, Unanswered::Silent)] {
+            let answer = questions.ask(&agent, Epoch(epoch), log_of_all_accounts(), soon).await;
+            assert_eq!(answer, Err(expected), "{epoch}");
+        }
+        assert!(asked.try_recv().is_some() && asked.try_recv().is_some() && asked.try_recv().is_none());
     }
 }

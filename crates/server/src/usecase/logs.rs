@@ -3,8 +3,9 @@
 //! Asking runs nothing and changes nothing on the host. An answer is bounded, and so is the time that it may
 //! take.
 
+use super::support::peer_fault::of_peer;
 use super::{AppError, Caller, Services, access};
-use crate::sessions::Unanswered;
+use crate::sessions::{AskError, Unanswered};
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Host};
@@ -134,30 +135,35 @@ async fn answered(
     question: ReadLog,
 ) -> Result<LogRead, AppError> {
     let failed = |code: Code, reason: String| Err(AppError::Unanswered { code, reason });
-    match services.questions.ask(agent, question).await {
-        Ok(answer) if answer.code == Code::Success.number() => Ok(answer),
+    let unanswered = match services.questions.read_log(agent, question).await {
+        Ok(answer) if answer.code == Code::Success.number() => return Ok(answer),
         Ok(answer) => {
             let code = Code::from_number(answer.code).unwrap_or(Code::SystemError);
-            failed(code, format!("host {host}: {}", answer.message))
+            return failed(code, format!("host {host}: {}", answer.message));
         }
-        Err(Unanswered::Away) => failed(
+        Err(AskError::Agent(unanswered)) => unanswered,
+        Err(AskError::Store(error)) => return Err(error.into()),
+        Err(AskError::Peer(fault)) => return Err(of_peer(host, &fault)),
+    };
+    match unanswered {
+        Unanswered::Away => failed(
             Code::NoAgent,
             format!(
                 "Can not find Agent by ip {host}: its agent is not connected; its logs can be read when it is back"
             ),
         ),
-        Err(Unanswered::TooOld) => failed(
+        Unanswered::TooOld => failed(
             Code::NoAgent,
             format!("the agent of host {host} is of a version that cannot read logs; upgrade it"),
         ),
-        Err(Unanswered::Unchecked) => failed(
+        Unanswered::Unchecked => failed(
             Code::NotAllowed,
             format!(
                 "the app is limited to some OS accounts, and the agent of host {host} is of a version that does not know which \
                  account wrote what; upgrade it"
             ),
         ),
-        Err(Unanswered::Silent) => {
+        Unanswered::Silent => {
             failed(Code::Timeout, format!("the agent of host {host} did not answer in time; ask again"))
         }
     }

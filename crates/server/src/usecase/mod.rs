@@ -37,7 +37,7 @@ use crate::metrics::Metrics;
 use crate::peer::AddressBlock;
 use crate::pki::{Ca, PkiError};
 use crate::presences::Presences;
-use crate::sessions::Questions;
+use crate::sessions::AgentQuestions;
 use crate::workers::refusals::Refusals;
 use crate::workers::webhooks::DeliveryErrors;
 use procfleet_core::code::Code;
@@ -66,7 +66,7 @@ pub struct Services {
     pub unfinished: registration::Unfinished,
     pub event_notifier: EventNotifier,
     pub delivery_errors: DeliveryErrors,
-    pub questions: Questions,
+    pub questions: AgentQuestions,
     pub refusals: Refusals,
     /// `None`: only our own users' tokens are known.
     pub login_service: Option<LoginService>,

@@ -2,8 +2,9 @@
 //! nothing on the host.
 
 use super::logs::find;
+use super::support::peer_fault::of_peer;
 use super::{AppError, Caller, Services};
-use crate::sessions::Unanswered;
+use crate::sessions::{AskError, Unanswered};
 use procfleet_core::code::Code;
 use procfleet_core::spec::Spec;
 use procfleet_proto::http::logs::LogOf;
@@ -21,20 +22,22 @@ pub async fn show(services: &Services, caller: &Caller, of: LogOf) -> Result<Spe
         accounts: Some(caller.rights.accounts().into()),
         ..ReadSpec::default()
     };
-    let answer = match services.questions.ask_spec(&agent, question).await {
+    let answer = match services.questions.read_spec(&agent, question).await {
         Ok(answer) => answer,
-        Err(Unanswered::Away) => {
+        Err(AskError::Store(error)) => return Err(error.into()),
+        Err(AskError::Peer(fault)) => return Err(of_peer(host, &fault)),
+        Err(AskError::Agent(Unanswered::Away)) => {
             let reason = format!(
                 "Can not find Agent by ip {host}: its agent is not connected, and only it knows the spec"
             );
             return failed(Code::NoAgent, reason);
         }
-        Err(Unanswered::TooOld | Unanswered::Unchecked) => {
+        Err(AskError::Agent(Unanswered::TooOld | Unanswered::Unchecked)) => {
             let reason =
                 format!("the agent of host {host} is of a version that cannot show specs; upgrade it");
             return failed(Code::NoAgent, reason);
         }
-        Err(Unanswered::Silent) => {
+        Err(AskError::Agent(Unanswered::Silent)) => {
             let reason = format!("the agent of host {host} did not answer in time; ask again");
             return failed(Code::Timeout, reason);
         }

@@ -3,6 +3,7 @@
 //! Each worker reads its work from the store, so it may end at any point and continue after the next start.
 
 pub mod ca_follower;
+pub mod cut_off;
 pub mod refusals;
 pub mod retention;
 pub mod succession;

@@ -1,4 +1,5 @@
 //! Helpers that several use cases share. They are not use cases themselves.
 
 pub mod access;
+pub(crate) mod peer_fault;
 pub mod scope;
