@@ -47,19 +47,15 @@ pub struct Outcome {
 }
 
 impl Client {
-    #[expect(clippy::disallowed_methods, reason = "it accepts any certificate, which no client of ours may")]
     pub fn new(url: &str, app_code: &str, app_secret: &str) -> Client {
-        // The verification of certificates is tested with the CLI.
-        let tls = ureq::tls::TlsConfig::builder().disable_verification(true).build();
-        let agent = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .tls_config(tls)
-            .proxy(None)
-            .timeout_global(Some(Duration::from_secs(60)))
-            .build()
-            .new_agent();
         let (url, app_code, app_secret) = (url.to_owned(), app_code.to_owned(), app_secret.to_owned());
-        Client { agent, url, app_code, app_secret, username: "admin".to_owned() }
+        let username = "admin".to_owned();
+        Client { agent: http_agent(Duration::from_secs(60)), url, app_code, app_secret, username }
+    }
+
+    /// A client of another server of the same store, which waits this long for an answer.
+    pub fn of_server(&self, url: &str, timeout: Duration) -> Client {
+        Client { agent: http_agent(timeout), url: url.to_owned(), ..self.clone() }
     }
 
     /// A client of this server for another app, which names no user.
@@ -275,6 +271,19 @@ fn try_read(answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Re
     let text = response.body_mut().read_to_string().map_err(|error| error.to_string())?;
     let body = serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))?;
     Ok(Answer { status: response.status().as_u16(), body })
+}
+
+#[expect(clippy::disallowed_methods, reason = "it accepts any certificate, which no client of ours may")]
+fn http_agent(timeout: Duration) -> ureq::Agent {
+    // The verification of certificates is tested with the CLI.
+    let tls = ureq::tls::TlsConfig::builder().disable_verification(true).build();
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .tls_config(tls)
+        .proxy(None)
+        .timeout_global(Some(timeout))
+        .build()
+        .new_agent()
 }
 
 impl Answer {

@@ -6,7 +6,7 @@ use crate::history::{self, REFUSED};
 use crate::overtake;
 use crate::proxy::Way;
 use crate::table::Row;
-use crate::world::{AGENT, Side, World, folder};
+use crate::world::{AGENT, SERVER, Side, World, folder};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
 use procfleet_testkit::{Disk, Op, PATIENCE, Proc, Program, Signal, ask_again, kill, programs, wait_until};
@@ -43,15 +43,12 @@ pub(crate) fn jobs(_seed: u64, quick: bool) -> Vec<Job> {
         play,
     };
     vec![
-        job("disk full: server", Box::new(|| disk_full("disk full: server", Side::Server))),
+        job("disk full: server", Box::new(|| disk_full("disk full: server", SERVER))),
         job("disk full: agent", Box::new(|| disk_full("disk full: agent", AGENT))),
-        job(
-            "fsync error: server",
-            Box::new(|| fsync("fsync error: server", Side::Server, Point::ServerCommit)),
-        ),
+        job("fsync error: server", Box::new(|| fsync("fsync error: server", SERVER, Point::ServerCommit))),
         job("fsync error: agent", Box::new(|| fsync("fsync error: agent", AGENT, Point::AgentCommit))),
         job("fsync error and kill: agent", Box::new(|| fsync_and_kill("fsync error and kill: agent"))),
-        job("torn database: server", Box::new(|| torn("torn database: server", Side::Server))),
+        job("torn database: server", Box::new(|| torn("torn database: server", SERVER))),
         job("torn journal: agent", Box::new(|| torn("torn journal: agent", AGENT))),
         job("half of all frames lost", Box::new(move || lossy("half of all frames lost", secs(20, 4)))),
         job(
@@ -71,11 +68,11 @@ pub(crate) fn jobs(_seed: u64, quick: bool) -> Vec<Job> {
         job("agent's clock an hour behind", Box::new(|| clock("agent's clock an hour behind", AGENT, -HOUR))),
         job(
             "server's clock jumps an hour ahead",
-            Box::new(|| clock("server's clock jumps an hour ahead", Side::Server, HOUR)),
+            Box::new(|| clock("server's clock jumps an hour ahead", SERVER, HOUR)),
         ),
         job(
             "server's clock jumps an hour back",
-            Box::new(|| clock("server's clock jumps an hour back", Side::Server, -HOUR)),
+            Box::new(|| clock("server's clock jumps an hour back", SERVER, -HOUR)),
         ),
         job(
             "server's clock is set while it runs",
@@ -113,7 +110,7 @@ fn disk_full(name: &str, side: Side) -> Row {
     let on_disk = disk.path().join("data");
     let dir = folder.path().to_owned();
     let (server, agent) = match side {
-        Side::Server => (on_disk, folder.path().join("agent")),
+        Side::Server(_) => (on_disk, folder.path().join("agent")),
         Side::Agent(_) => (folder.path().join("server"), on_disk),
     };
     let world = World::start_in(folder, server, vec![agent], Vec::new());
@@ -151,7 +148,7 @@ fn disk_full(name: &str, side: Side) -> Row {
 fn check_full_disk(side: Side, procs: &[Proc; 3], pids: [u32; 3], refused: &Proc) -> Vec<String> {
     let mut trouble = Vec::new();
     let said = match side {
-        Side::Server => {
+        Side::Server(_) => {
             let answer = refused.client.post("/api/v2/proc/operate_proc_v2", refused.body(Op::Start)).body;
             (answer["code"].as_u64(), answer["message"].to_string())
         }
@@ -160,7 +157,7 @@ fn check_full_disk(side: Side, procs: &[Proc; 3], pids: [u32; 3], refused: &Proc
             (Some(outcome.code), outcome.message)
         }
     };
-    let code = if side == Side::Server { SERVER_REFUSED } else { REFUSED };
+    let code = if side == SERVER { SERVER_REFUSED } else { REFUSED };
     if said.0 != Some(code) || !said.1.contains("full") {
         trouble.push(format!("start on a full disk: {said:?}"));
     }
@@ -187,8 +184,8 @@ fn flooded(name: &str, time: Duration) -> Row {
                 page.lines().any(|line| line.strip_prefix(&counter).is_some_and(|count| count != "0"))
             })
         });
-        world.kill(Side::Server);
-        world.start_side(Side::Server, "");
+        world.kill(SERVER);
+        world.start_side(SERVER, "");
         wait(time);
         Vec::new()
     });
@@ -225,9 +222,9 @@ fn fsync_and_kill(name: &str) -> Row {
         world.start_side(AGENT, "");
         for number in 0..OPS_EACH {
             let proc = world.proc(&format!("caller-{nth}"));
-            let one = history::send(&world.client, &proc, &hosts, &format!("{nth}.{number}"), "");
-            wait_until(PATIENCE * 2, "it has an outcome", || one.has_ended(&world.client));
-            let is_refused = one.code(&world.client) == Some(REFUSED);
+            let one = history::send(&world.any, &proc, &hosts, &format!("{nth}.{number}"), "");
+            wait_until(PATIENCE * 2, "it has an outcome", || one.has_ended(&world.any));
+            let is_refused = one.code(&world.any) == Some(REFUSED);
             sent.push(one);
             if is_refused {
                 // An outcome that says that nothing was done must stay true.
@@ -241,7 +238,7 @@ fn fsync_and_kill(name: &str) -> Row {
     world.start_side(AGENT, "");
     world.wait_until_connected();
     let last = world.proc("last");
-    sent.push(history::send(&world.client, &last, &hosts, "last", ""));
+    sent.push(history::send(&world.any, &last, &hosts, "last", ""));
     let trouble = match refused {
         0 => vec!["no op was refused, so nothing was seen".to_owned()],
         _ => Vec::new(),
@@ -283,7 +280,7 @@ fn torn(name: &str, side: Side) -> Row {
     play(name, World::start(), |world| {
         world.end(side);
         let file = match side {
-            Side::Server => world.server_data.join("server.db"),
+            Side::Server(_) => world.servers[0].data.join("server.db"),
             Side::Agent(index) => world.hosts[index].data.join("agent.db"),
         };
         let sound = fs::read(&file).expect("it is there");
@@ -311,10 +308,10 @@ fn torn(name: &str, side: Side) -> Row {
 
 fn lossy(name: &str, time: Duration) -> Row {
     play(name, World::start(), |world| {
-        world.proxy.set(Way::Lossy);
+        world.servers[0].proxy.set(Way::Lossy);
         wait(time);
-        world.proxy.set(Way::Open);
-        match world.proxy.lost() {
+        world.servers[0].proxy.set(Way::Open);
+        match world.servers[0].proxy.lost() {
             0 => vec!["nothing was lost on the way".to_owned()],
             _ => Vec::new(),
         }
@@ -329,11 +326,11 @@ fn partition(name: &str, time: Duration) -> Row {
         let task = proc.submit(Op::Start);
         world.others += 1;
         wait_until(PATIENCE, "the op has begun", || proc.read("begun") == "begun\n");
-        world.proxy.set(Way::Stalled);
+        world.servers[0].proxy.set(Way::Stalled);
         wait(time);
-        world.proxy.set(Way::Cut);
+        world.servers[0].proxy.set(Way::Cut);
         wait(Duration::from_millis(100));
-        world.proxy.set(Way::Open);
+        world.servers[0].proxy.set(Way::Open);
         let outcome = task.outcome();
         match (outcome.code, proc.read("begun").as_str(), proc.read("ended").as_str()) {
             (0, "begun\n", "ended\n") => Vec::new(),
@@ -344,9 +341,9 @@ fn partition(name: &str, time: Duration) -> Row {
 
 fn stopped(name: &str, time: Duration) -> Row {
     play(name, World::start(), |world| {
-        kill(world.pid(Side::Server), Signal::STOP);
+        kill(world.pid(SERVER), Signal::STOP);
         wait(time);
-        kill(world.pid(Side::Server), Signal::CONT);
+        kill(world.pid(SERVER), Signal::CONT);
         Vec::new()
     })
 }
@@ -361,7 +358,7 @@ fn clock(name: &str, side: Side, off: i64) -> Row {
         world.kill(side);
         clock.set(off);
         match side {
-            Side::Server => {
+            Side::Server(_) => {
                 world.server_environment = clock.environment();
                 world.clock_jumped = true;
             }

@@ -7,7 +7,7 @@
 use crate::dice::Dice;
 use crate::history::{self, Runs, Sent};
 use crate::table::Row;
-use crate::world::{Side, World};
+use crate::world::{SERVER, World};
 use crate::{Job, Part};
 use procfleet_sim::{DelayRange, Drops, Fleet, FleetPlan, Script};
 use procfleet_testkit::{PATIENCE, Proc, ask_again, wait_until};
@@ -48,13 +48,13 @@ fn play(seed: u64, agents: usize, kills: u64) -> Row {
     });
     let hosts: Vec<String> = world.addresses().into_iter().chain(simulated).collect();
     let wanted = TASKS_EACH * usize::try_from(kills + 1).unwrap_or_default();
-    let (client, accepted) = (world.client.clone(), AtomicUsize::new(0));
+    let (any, accepted) = (world.any.clone(), AtomicUsize::new(0));
     // One proc for each task: a simulated process that runs would not be started again.
     let procs: Vec<Proc> = (0..wanted).map(|number| world.proc(&format!("of-{number}"))).collect();
     let sent: Vec<Sent> = std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
             let send = |(number, proc): (usize, &Proc)| {
-                let one = history::send(&client, proc, &hosts, &format!("fleet.{number}"), "");
+                let one = history::send(&any, proc, &hosts, &format!("fleet.{number}"), "");
                 accepted.fetch_add(1, Ordering::SeqCst);
                 one
             };
@@ -66,15 +66,15 @@ fn play(seed: u64, agents: usize, kills: u64) -> Row {
             });
             let (began, time) = (Instant::now(), Duration::from_millis(dice.below(LATEST_MILLIS)));
             wait_until(PATIENCE, "its moment has come", || began.elapsed() >= time);
-            world.kill(Side::Server);
-            world.start_side(Side::Server, "");
+            world.kill(SERVER);
+            world.start_side(SERVER, "");
         }
         caller.join().expect("a caller sends until it is heard")
     });
     world.wait_until_connected();
 
     let mut trouble = Vec::new();
-    let verdict = history::judge(&world.client, &sent, || {
+    let verdict = history::judge(&world.any, &sent, || {
         let confirmed = ask_again(LOOK, CONFIRMED, || {
             let figures = fleet.figures();
             (figures.confirmed == figures.begun).then_some(())
@@ -108,7 +108,7 @@ fn start(world: &World, seed: u64, agents: usize, trace: &Path) -> Fleet {
     };
     let script = Script { take_ms: DelayRange(0, 300), drop, repeat_percent: 5.0, ..Script::default() };
     let plan = FleetPlan {
-        servers: vec![format!("https://{}", world.link).parse().expect("an address")],
+        servers: vec![format!("https://{}", world.servers[0].link).parse().expect("an address")],
         token: Some(world.token(agents).parse().expect("a token")),
         agents,
         first_ip: FIRST_IP.into(),

@@ -31,7 +31,7 @@ pub(crate) struct Flood {
 
 impl Flood {
     pub(crate) fn start(world: &World) -> Flood {
-        let server = format!("https://{}", world.link).parse().expect("an address");
+        let server = format!("https://{}", world.servers[0].link).parse().expect("an address");
         let token = world.token(1).parse().expect("a token");
         let peer = ManualPeer::join(server, &token, IP).expect("it joins as any other agent");
         let stop = Arc::new(AtomicBool::new(false));

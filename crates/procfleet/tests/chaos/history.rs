@@ -3,8 +3,9 @@
 //! Each op runs a command that appends the task's own word and the agent's name to one log. Each task has a
 //! key for each of its hosts, and one for an unknown host.
 
+use crate::any_server::AnyServer;
 use crate::short_lived;
-use procfleet_testkit::{Answer, Client, Op, Proc, ask_again};
+use procfleet_testkit::{Answer, Cluster, Op, Proc, ask_again};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -97,30 +98,30 @@ impl Verdict {
 
 /// Sends a task until it is accepted: again and again under the same key, whatever happens to the server
 /// meanwhile.
-pub(crate) fn send(client: &Client, proc: &Proc, hosts: &[String], word: &str, takes: &str) -> Sent {
+pub(crate) fn send(any: &AnyServer, proc: &Proc, hosts: &[String], word: &str, takes: &str) -> Sent {
     // One write appends the line, so that two shells at once write two lines.
     let command = format!("echo '{word}' $PROCFLEET_PROC >> log{takes}");
-    send_op(client, &proc.clone().policy("auto_type", 2).starts(&command), hosts, Op::Start, word)
+    send_op(any, &proc.clone().policy("auto_type", 2).starts(&command), hosts, Op::Start, word)
 }
 
 /// As [`send`], for any op.
-pub(crate) fn send_op(client: &Client, proc: &Proc, hosts: &[String], op: Op, word: &str) -> Sent {
+pub(crate) fn send_op(any: &AnyServer, proc: &Proc, hosts: &[String], op: Op, word: &str) -> Sent {
     let mut body = proc.body(op);
     let hosts: Vec<String> = hosts.iter().cloned().chain([NOWHERE.to_owned()]).collect();
     body["hosts"] = hosts.iter().map(|ip| json!({"ip": ip, "bk_cloud_id": 0})).collect();
-    let task = submit_until_accepted(client, &body, word);
+    let task = submit_until_accepted(any, &body, word);
     let key = |ip: &String| (format!("0:{ip}:{}:{}", proc.namespace, proc.name), ip.clone());
     let keys = hosts.iter().map(key).collect();
     Sent { word: word.to_owned(), body, task, keys, hosts, op, left: Vec::new() }
 }
 
-fn submit_until_accepted(client: &Client, body: &Value, key: &str) -> String {
-    submit(client, body, key).unwrap_or_else(|| panic!("{key} was not accepted in {AWAY:?}"))
+fn submit_until_accepted(any: &AnyServer, body: &Value, key: &str) -> String {
+    submit(any, body, key).unwrap_or_else(|| panic!("{key} was not accepted in {AWAY:?}"))
 }
 
-fn submit(client: &Client, body: &Value, key: &str) -> Option<String> {
+fn submit(any: &AnyServer, body: &Value, key: &str) -> Option<String> {
     ask_again(AGAIN, AWAY, || {
-        let answer = client.try_post(OPERATE, &[("Idempotency-Key", key)], body).ok()?;
+        let answer = any.try_submit(OPERATE, key, body).ok()?;
         answer.body["data"]["task_id"].as_str().filter(|_| answer.body["code"] == 0).map(str::to_owned)
     })
 }
@@ -138,38 +139,38 @@ impl Sent {
     }
 
     /// Sends this request again as a task of its own.
-    pub(crate) fn send_again(&self, client: &Client, word: &str) -> Sent {
-        let task = submit_until_accepted(client, &self.body, word);
+    pub(crate) fn send_again(&self, any: &AnyServer, word: &str) -> Sent {
+        let task = submit_until_accepted(any, &self.body, word);
         Sent { word: word.to_owned(), task, left: Vec::new(), ..self.clone() }
     }
 
     /// Whether it has an outcome by now; false, too, if the server cannot say.
-    pub(crate) fn has_ended(&self, client: &Client) -> bool {
-        self.results(client).is_some_and(|answer| all_ended(&answer))
+    pub(crate) fn has_ended(&self, any: &AnyServer) -> bool {
+        self.results(any).is_some_and(|answer| all_ended(&answer))
     }
 
     /// How it ended on the first host that is known, as far as the server can say.
-    pub(crate) fn code(&self, client: &Client) -> Option<u64> {
-        self.result(client)?["error_code"].as_u64()
+    pub(crate) fn code(&self, any: &AnyServer) -> Option<u64> {
+        self.result(any)?["error_code"].as_u64()
     }
 
     /// Whether the agent of the first host that is known refused it, because it cannot write its journal.
-    pub(crate) fn was_refused(&self, client: &Client) -> bool {
-        self.result(client).is_some_and(|result| {
+    pub(crate) fn was_refused(&self, any: &AnyServer) -> bool {
+        self.result(any).is_some_and(|result| {
             let message = result["error_msg"].as_str().unwrap_or_default();
             result["error_code"] == REFUSED && message.contains("nothing was done")
         })
     }
 
-    fn result(&self, client: &Client) -> Option<Value> {
-        let answer = self.results(client)?;
+    fn result(&self, any: &AnyServer) -> Option<Value> {
+        let answer = self.results(any)?;
         let results = answer.body["data"].as_object()?;
         let known = |key: &String| self.keys.get(key).is_some_and(|ip| ip != NOWHERE);
         results.iter().find(|(key, _)| known(key)).map(|(_, result)| result.clone())
     }
 
-    fn results(&self, client: &Client) -> Option<Answer> {
-        client.try_post(RESULT, &[], &json!({"task_id": self.task})).ok()
+    fn results(&self, any: &AnyServer) -> Option<Answer> {
+        any.try_post(RESULT, &[], &json!({"task_id": self.task})).ok()
     }
 }
 
@@ -180,18 +181,18 @@ fn all_ended(answer: &Answer) -> bool {
 
 /// Waits until every op has an outcome, or should have had one, and then looks at everything. `runs` is asked
 /// when they have. The server is running.
-pub(crate) fn judge(client: &Client, sent: &[Sent], runs: impl FnOnce() -> Runs) -> Verdict {
+pub(crate) fn judge(any: &AnyServer, sent: &[Sent], runs: impl FnOnce() -> Runs) -> Verdict {
     let ops = sent.iter().map(|one| one.hosts.len() - 1).sum();
     let mut verdict = Verdict { tasks: sent.len(), ops, ..Verdict::default() };
     let mut outcomes = BTreeMap::new();
     for one in sent {
-        let answer = ask_again(AGAIN, LAST_OUTCOME, || one.results(client).filter(all_ended));
+        let answer = ask_again(AGAIN, LAST_OUTCOME, || one.results(any).filter(all_ended));
         let Some(answer) = answer else {
-            match one.results(client) {
+            match one.results(any) {
                 Some(now) if now.body["code"] == 0 => verdict.without += 1,
                 Some(_) | None => verdict.lost += 1,
             }
-            verdict.note(format!("{} ({}): no outcome: {:?}", one.word, one.task, one.results(client)));
+            verdict.note(format!("{} ({}): no outcome: {:?}", one.word, one.task, one.results(any)));
             continue;
         };
         let results = answer.body["data"].as_object().cloned().unwrap_or_default();
@@ -219,7 +220,7 @@ pub(crate) fn judge(client: &Client, sent: &[Sent], runs: impl FnOnce() -> Runs)
             verdict.untrue(format!("{} ({}): {:?} ran after its outcome", one.word, one.task, one.left));
         }
         // A repeated request with the same key always gets the same task.
-        let again = submit(client, &one.body, &one.word);
+        let again = submit(any, &one.body, &one.word);
         if again.as_ref() != Some(&one.task) {
             verdict.lost += 1;
             verdict.note(format!("{}: {} became {again:?}", one.word, one.task));
@@ -269,7 +270,7 @@ fn check_runs(
             // It may have come to its command, or not.
             (INTERRUPTED, _) => _ = verdict.examples.entry(*code).or_insert_with(|| message.clone()),
             (SUCCESS, _) => {}
-            (_, 1) if message.contains("nothing was done") || message.contains("not begun") => {
+            (_, 1) if denies(message) => {
                 verdict.untrue(format!("{word}: was run, and its outcome is {code} {message}"));
             }
             (_, _) if message.is_empty() => {
@@ -280,6 +281,50 @@ fn check_runs(
     }
     for (word, ip) in runs.keys() {
         verdict.note(format!("{word} on {ip}: was run, and its outcome is not known"));
+    }
+}
+
+/// Whether the message of an outcome says that the command did not run.
+fn denies(message: &str) -> bool {
+    ["nothing was done", "not begun", "never given the operation", "its agent is not connected"]
+        .iter()
+        .any(|words| message.contains(words))
+}
+
+/// As [`check_store`], for servers that share a database; and what only they could get wrong: counts, and the
+/// numbers of events.
+pub(crate) fn check_database(verdict: &mut Verdict, database: &str, others: usize) {
+    let count = |sql: &str| -> usize {
+        let said = Cluster::shared().psql(database, sql).expect("a count");
+        said.trim().parse().expect("a number")
+    };
+    let (tasks, sent) = (count("SELECT count(*) FROM tasks"), verdict.tasks + others);
+    if tasks != sent {
+        verdict.untrue += tasks.abs_diff(sent);
+        verdict.note(format!("{sent} tasks were sent, and {tasks} are stored"));
+    }
+    let open = count("SELECT count(*) FROM ops LEFT JOIN outcomes USING (task, idx) WHERE code IS NULL");
+    let late = count(&format!(
+        "SELECT count(*) FROM ops JOIN outcomes USING (task, idx) WHERE ended_at > deadline + {LATE_MILLIS}"
+    ));
+    verdict.without = verdict.without.max(open) + late;
+    if open + late > 0 {
+        verdict.note(format!("in the store {open} ops are open, and {late} ended late"));
+    }
+    let miscounted = count(
+        "SELECT count(*) FROM task_counts JOIN tasks USING (number) WHERE open + succeeded + failed <> total OR is_open \
+         OR succeeded + failed <> (SELECT count(*) FROM outcomes WHERE task = number)",
+    );
+    let gaps = count("SELECT (SELECT last FROM event_counter) - count(*) FROM events");
+    let held = count(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction' \
+         AND state_change < now() - interval '10 s'",
+    );
+    verdict.untrue += miscounted + gaps + held;
+    if miscounted + gaps + held > 0 {
+        verdict.note(format!(
+            "{miscounted} tasks are counted wrongly, {gaps} event numbers are missing, {held} transactions are left open"
+        ));
     }
 }
 

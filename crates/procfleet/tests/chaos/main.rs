@@ -2,15 +2,18 @@
 //! runs; afterwards the whole history is checked. `scripts/chaos` runs it, docs/bench/chaos.md describes how
 //! to read the result.
 //!
-//! - `world`: a server and agents that can be killed, and the way between them (`proxy`);
+//! - `world`: servers and agents that can be killed, and the ways between them (`proxy`); `any_server`: how
+//!   they are called;
 //! - `history`: the tasks that were sent, and the checks of them;
 //! - `overtake`, `short_lived`: callers of the workload that stop slow starts, and that start short-lived
 //!   daemons;
-//! - `points`, `panics`, `random`, `faults`, `fleet`: the faults; `flood`: an agent that sends too much;
+//! - `points`, `panics`, `random`, `faults`, `fleet`, `replicas`: the faults; `flood`: an agent that sends
+//!   too much;
 //! - `table`: the printed rows.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
 
+mod any_server;
 mod dice;
 mod faults;
 mod fleet;
@@ -21,6 +24,7 @@ mod panics;
 mod points;
 mod proxy;
 mod random;
+mod replicas;
 mod short_lived;
 mod table;
 mod world;
@@ -47,6 +51,9 @@ struct Args {
     /// Only points and faults whose names contain this
     #[arg(long, default_value = "")]
     named: String,
+    /// How many servers share a PostgreSQL database in the game of several servers; 1 leaves it out
+    #[arg(long, default_value_t = 1)]
+    replicas: usize,
     /// Faults last seconds instead of up to a minute
     #[arg(long)]
     quick: bool,
@@ -62,6 +69,7 @@ enum Part {
     Random,
     Faults,
     Fleet,
+    Replicas,
 }
 
 /// Something to play, and the row that it makes.
@@ -78,6 +86,7 @@ fn main() -> ExitCode {
     jobs.extend(random::jobs(args.seed, args.rounds));
     jobs.extend(fleet::jobs(args.seed, args.rounds, args.quick));
     jobs.extend(faults::jobs(args.seed, args.quick));
+    jobs.extend(replicas::jobs(args.seed, args.rounds, args.replicas, args.quick));
     jobs.retain(|job| args.only.is_empty() || args.only.contains(&job.part));
     jobs.retain(|job| job.name.contains(&args.named));
     println!("scripts/chaos --seed {} --rounds {}: {} games", args.seed, args.rounds, jobs.len());

@@ -4,10 +4,11 @@
 //! with 0 or 829, nothing of its proc runs until the caller's next start. The command of each start appends
 //! its word to the log, as all others do.
 
+use crate::any_server::AnyServer;
 use crate::history::{self, Sent, Verdict};
 use crate::table::Row;
-use crate::world::{AGENT, Side, World};
-use procfleet_testkit::{Client, Op, Proc, ask_again, pids_marked, programs};
+use crate::world::{AGENT, SERVER, World};
+use procfleet_testkit::{Op, Proc, ask_again, pids_marked, programs};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ pub(crate) fn procs(world: &World, addresses: &[String]) -> Vec<SlowProc> {
 impl SlowProc {
     /// A start, and what overtakes it: while the command runs, at once, or when the start has ended.
     /// `between` is called between the two.
-    pub(crate) fn play(&self, client: &Client, round: usize, between: impl FnOnce()) -> [Sent; 2] {
+    pub(crate) fn play(&self, any: &AnyServer, round: usize, between: impl FnOnce()) -> [Sent; 2] {
         let (first, second) = (format!("slow.{round}.start"), format!("slow.{round}.stop"));
         // Without the old pid file, stop_cmd cannot meet the pid of a stranger.
         let command = format!(
@@ -54,16 +55,16 @@ impl SlowProc {
         );
         let proc = self.proc.clone().starts(&command);
         let runs = proc.runs();
-        let start = history::send_op(client, &proc, &self.host, Op::Start, &first);
+        let start = history::send_op(any, &proc, &self.host, Op::Start, &first);
         match round % 3 {
             0 => _ = ask_again(LOOK, IMPATIENCE, || (proc.runs() > runs).then_some(())),
             1 => {}
-            _ => _ = ask_again(LOOK, IMPATIENCE, || start.has_ended(client).then_some(())),
+            _ => _ = ask_again(LOOK, IMPATIENCE, || start.has_ended(any).then_some(())),
         }
         between();
-        let mut stop = history::send_op(client, &proc, &self.host, self.by, &second);
-        ask_again(LOOK, IMPATIENCE, || stop.has_ended(client).then_some(()));
-        if stop.code(client).is_some_and(history::says_gone) {
+        let mut stop = history::send_op(any, &proc, &self.host, self.by, &second);
+        ask_again(LOOK, IMPATIENCE, || stop.has_ended(any).then_some(()));
+        if stop.code(any).is_some_and(history::says_gone) {
             stop.left = proc.pids();
         }
         [start, stop]
@@ -74,21 +75,21 @@ impl SlowProc {
 pub(crate) fn game(name: &str) -> Row {
     let mut world = World::start();
     let (mut sent, mut trouble) = (Vec::new(), Vec::new());
-    let client = world.client.clone();
+    let any = world.any.clone();
     let procs = procs(&world, &world.addresses());
-    let killed = [&[Side::Server][..], &[AGENT], &[Side::Server, AGENT]];
+    let killed = [&[SERVER][..], &[AGENT], &[SERVER, AGENT]];
     for (round, (sides, proc)) in
         killed.iter().flat_map(|sides| procs.iter().map(move |proc| (sides, proc))).enumerate()
     {
         // Each third one waits until the command runs.
-        let [start, stop] = proc.play(&client, 3 * round, || {
+        let [start, stop] = proc.play(&any, 3 * round, || {
             sides.iter().for_each(|side| world.kill(*side));
             sides.iter().for_each(|side| world.start_side(*side, ""));
             world.wait_until_connected();
         });
-        ask_again(LOOK, LAST_OUTCOME, || stop.has_ended(&client).then_some(()));
-        if stop.code(&client) != Some(0) {
-            trouble.push(format!("{} after a kill of {sides:?}: {:?}", stop.word, stop.code(&client)));
+        ask_again(LOOK, LAST_OUTCOME, || stop.has_ended(&any).then_some(()));
+        if stop.code(&any) != Some(0) {
+            trouble.push(format!("{} after a kill of {sides:?}: {:?}", stop.word, stop.code(&any)));
         }
         sent.extend([start, stop]);
     }
@@ -103,24 +104,24 @@ pub(crate) fn game(name: &str) -> Row {
 /// The fault may still be there, as commits that fail by number: an agent that cannot write its journal
 /// refuses a stop and says that nothing was done. That is true and says nothing about the process, so the
 /// caller asks again.
-pub(crate) fn check(verdict: &mut Verdict, client: &Client, namespace: &str, sent: &[Sent]) -> usize {
+pub(crate) fn check(verdict: &mut Verdict, any: &AnyServer, namespace: &str, sent: &[Sent]) -> usize {
     let stops = sent.iter().filter(|one| one.op != Op::Start);
     let last: BTreeMap<String, &Sent> = stops.map(|one| (one.name(), one)).collect();
     let mut asked = 0;
     for (name, one) in &last {
         let left = || pids_marked(&format!("{namespace}:{name}"));
-        let (code, pids) = (one.code(client), left());
+        let (code, pids) = (one.code(any), left());
         if code.is_some_and(history::says_gone) && !pids.is_empty() {
             verdict.untrue(format!("{}: {code:?}, and {pids:?} of {name} run in the end", one.word));
         }
         for attempt in 1..=ATTEMPTS {
-            let end = one.send_again(client, &format!("{}.end.{attempt}", one.word));
+            let end = one.send_again(any, &format!("{}.end.{attempt}", one.word));
             asked += 1;
-            ask_again(LOOK, LAST_OUTCOME, || end.has_ended(client).then_some(()));
-            if attempt < ATTEMPTS && end.was_refused(client) {
+            ask_again(LOOK, LAST_OUTCOME, || end.has_ended(any).then_some(()));
+            if attempt < ATTEMPTS && end.was_refused(any) {
                 continue;
             }
-            let (code, pids) = (end.code(client), left());
+            let (code, pids) = (end.code(any), left());
             if !code.is_some_and(history::says_gone) || !pids.is_empty() {
                 verdict.untrue(format!("{}: {code:?}, and {pids:?} of {name} are left", end.word));
             }

@@ -3,7 +3,7 @@
 
 use crate::dice::Dice;
 use crate::table::Row;
-use crate::world::{AGENTS, Side, World};
+use crate::world::{AGENTS, SERVER, Side, World};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
 
@@ -41,7 +41,7 @@ fn play(point: Point, name: &str, seed: u64, rounds: u64) -> Row {
     let (mut played, mut trouble) = (0, Vec::new());
     let is_server = point.name().starts_with("server.");
     for round in 0..rounds {
-        let side = if is_server { Side::Server } else { Side::Agent(dice.index(AGENTS)) };
+        let side = if is_server { SERVER } else { Side::Agent(dice.index(AGENTS)) };
         world.kill(side);
         // Workers pass their points at the start, and then perhaps not for an hour.
         let latest = if Point::WORKERS.contains(&point) { 1 } else { LATEST };

@@ -2,7 +2,7 @@
 
 use crate::dice::Dice;
 use crate::table::Row;
-use crate::world::{AGENTS, Side, World};
+use crate::world::{AGENTS, SERVER, Side, World};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
 
@@ -25,7 +25,7 @@ fn play(point: Point, seed: u64, rounds: u64) -> Row {
     let is_server = point.name().starts_with("server.");
     let mut ended: Option<Side> = None;
     for round in 0..rounds {
-        let side = if is_server { Side::Server } else { Side::Agent(dice.index(AGENTS)) };
+        let side = if is_server { SERVER } else { Side::Agent(dice.index(AGENTS)) };
         if let Some(other) = ended.filter(|ended| *ended != side) {
             world.start_side(other, "");
         }

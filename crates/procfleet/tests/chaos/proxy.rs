@@ -2,8 +2,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How often a connection that waits looks whether it still should.
@@ -25,6 +25,7 @@ pub(crate) enum Way {
 #[derive(Debug)]
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
+    server: Arc<Mutex<String>>,
     way: Arc<AtomicU8>,
     /// How many pieces were lost.
     lost: Arc<AtomicU64>,
@@ -35,7 +36,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("a bound socket");
         let (way, lost) = (Arc::new(AtomicU8::new(Way::Open as u8)), Arc::new(AtomicU64::new(0)));
-        let (seen, counted) = (way.clone(), lost.clone());
+        let server = Arc::new(Mutex::new(server));
+        let (seen, counted, leads_to) = (way.clone(), lost.clone(), server.clone());
         std::thread::spawn(move || {
             for agent in listener.incoming().flatten() {
                 match now(&seen) {
@@ -44,7 +46,8 @@ impl Proxy {
                     Way::Open | Way::Stalled | Way::Lossy => {}
                 }
                 // A server that is away is a connection that ends at once.
-                let Ok(server) = TcpStream::connect(&server) else { continue };
+                let server = leads_to.lock().expect("nobody panics with it").clone();
+                let Ok(server) = TcpStream::connect(server) else { continue };
                 let both = [(agent.try_clone(), server.try_clone()), (Ok(server), Ok(agent))];
                 for (from, to) in both {
                     let (Ok(from), Ok(to)) = (from, to) else { continue };
@@ -53,7 +56,12 @@ impl Proxy {
                 }
             }
         });
-        Proxy { address, way, lost }
+        Proxy { address, server, way, lost }
+    }
+
+    /// Connects to this address from now on.
+    pub(crate) fn lead_to(&self, server: &str) {
+        server.clone_into(&mut self.server.lock().expect("nobody panics with it"));
     }
 
     pub(crate) fn set(&self, way: Way) {

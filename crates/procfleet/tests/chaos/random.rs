@@ -3,7 +3,7 @@
 use crate::dice::Dice;
 use crate::proxy::Way;
 use crate::table::Row;
-use crate::world::{AGENTS, Side, World};
+use crate::world::{AGENTS, SERVER, Side, World};
 use crate::{Job, Part};
 use procfleet_testkit::{PATIENCE, Signal, kill, wait_until};
 use std::time::{Duration, Instant};
@@ -24,23 +24,23 @@ fn play(seed: u64, rounds: u64) -> Row {
         for_a_while(&mut dice);
         match dice.below(6) {
             0 | 1 => again(&mut world, Side::Agent(dice.index(AGENTS))),
-            2 => again(&mut world, Side::Server),
+            2 => again(&mut world, SERVER),
             3 => {
                 // All at the same moment, as when the power fails.
                 let agents = (0..AGENTS).map(Side::Agent);
                 agents.clone().for_each(|agent| world.kill(agent));
-                again(&mut world, Side::Server);
+                again(&mut world, SERVER);
                 agents.for_each(|agent| world.start_side(agent, ""));
             }
             4 => {
                 let way = if dice.below(2) == 0 { Way::Cut } else { Way::Lossy };
-                world.proxy.set(way);
+                world.servers[0].proxy.set(way);
                 for_a_while(&mut dice);
-                world.proxy.set(Way::Open);
+                world.servers[0].proxy.set(Way::Open);
             }
             _ => {
                 let agent = Side::Agent(dice.index(AGENTS));
-                let side = if dice.below(2) == 0 { Side::Server } else { agent };
+                let side = if dice.below(2) == 0 { SERVER } else { agent };
                 kill(world.pid(side), Signal::STOP);
                 for_a_while(&mut dice);
                 kill(world.pid(side), Signal::CONT);

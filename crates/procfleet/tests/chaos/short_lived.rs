@@ -3,9 +3,10 @@
 //!
 //! One more caller of the workload has a proc of its own for them. `history` counts a success as untrue.
 
+use crate::any_server::AnyServer;
 use crate::history::{self, Sent};
 use crate::world::World;
-use procfleet_testkit::{Client, Proc, ask_again, programs};
+use procfleet_testkit::{Proc, ask_again, programs};
 use std::time::Duration;
 
 /// The first part of the words of these tasks.
@@ -28,13 +29,13 @@ pub(crate) fn proc(world: &World) -> Proc {
     world.own_proc("short-lived").with_pid_file().policy("start_check_secs", CHECK_SECS)
 }
 
-pub(crate) fn play(client: &Client, proc: &Proc, host: &String, round: usize) -> Sent {
+pub(crate) fn play(any: &AnyServer, proc: &Proc, host: &String, round: usize) -> Sent {
     let word = format!("{WORD}.{round}");
     let command =
         format!("echo '{word}' $PROCFLEET_PROC >> ../procs/log; {}", programs::slow_daemon_that_dies(TAKES));
     let proc = proc.clone().starts(&command);
     let host = std::slice::from_ref(host);
-    let start = history::send_op(client, &proc, host, procfleet_testkit::Op::Start, &word);
-    ask_again(LOOK, IMPATIENCE, || start.has_ended(client).then_some(()));
+    let start = history::send_op(any, &proc, host, procfleet_testkit::Op::Start, &word);
+    ask_again(LOOK, IMPATIENCE, || start.has_ended(any).then_some(()));
     start
 }

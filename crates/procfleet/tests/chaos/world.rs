@@ -1,10 +1,12 @@
-//! A server and some agents in processes of their own, a way between them, and a workload.
+//! Servers and some agents in processes of their own, the ways between them, and a workload.
 
+use crate::any_server::AnyServer;
 use crate::history::{self, Runs, Sent, Verdict};
 use crate::overtake;
 use crate::proxy::Proxy;
 use crate::short_lived;
-use procfleet_testkit::{Client, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
+use procfleet_testkit::{Client, Cluster, Op, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,15 +23,20 @@ const CALLERS: usize = 3;
 const PROCS: u64 = 4;
 /// How long a caller waits for an outcome before it sends the next task.
 const IMPATIENCE: Duration = Duration::from_secs(2);
+/// How long a call may take before the caller calls another server. A server answers within 2 s, also without
+/// its database.
+const CALL: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(15);
 
 /// Which of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    Server,
+    Server(usize),
     Agent(usize),
 }
 
+/// The server, where there is only one, and the first of several.
+pub(crate) const SERVER: Side = Side::Server(0);
 /// The agent, where there is only one, and the first of several.
 pub(crate) const AGENT: Side = Side::Agent(0);
 
@@ -50,18 +57,51 @@ impl Host {
     }
 }
 
+/// One of the servers of the store, on the same addresses in every life.
 #[derive(Debug)]
-pub(crate) struct World {
-    server: Program,
-    pub(crate) hosts: Vec<Host>,
-    pub(crate) proxy: Proxy,
-    pub(crate) client: Client,
-    /// Where the API and the link are, in every life of the server.
+pub(crate) struct Replica {
+    program: Program,
+    pub(crate) data: PathBuf,
     listen: String,
     pub(crate) link: String,
+    /// The way of the agents to it.
+    pub(crate) proxy: Proxy,
+    /// Its way to PostgreSQL. `None`: it has an embedded store.
+    pub(crate) database: Option<Proxy>,
+}
+
+impl Replica {
+    fn new(data: PathBuf, store: Option<&str>) -> Replica {
+        let (listen, link) = ("127.0.0.1:0".to_owned(), "127.0.0.1:0".to_owned());
+        let program = Program::new("/bin/true");
+        let database = store.map(|_| Proxy::to(format!("127.0.0.1:{}", Cluster::shared().port())));
+        // The proxy leads to the link as soon as the server says where it is.
+        Replica { program, data, proxy: Proxy::to(link.clone()), listen, link, database }
+    }
+
+    /// How it is told of the database that it shares.
+    fn shared(&self, store: Option<&str>) -> Vec<String> {
+        let (Some(name), Some(database)) = (store, &self.database) else { return Vec::new() };
+        let url = Cluster::shared()
+            .url(name)
+            .replace(&format!(":{}/", Cluster::shared().port()), &format!(":{}/", database.address.port()));
+        let advertised = format!("https://{}", self.proxy.address);
+        vec!["--store".to_owned(), url, "--advertise".to_owned(), advertised]
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) servers: Vec<Replica>,
+    /// The name of the PostgreSQL database. `None`: the server has an embedded store.
+    pub(crate) database: Option<String>,
+    pub(crate) hosts: Vec<Host>,
+    /// A client of the first server.
+    pub(crate) client: Client,
+    /// A client of all of them.
+    pub(crate) any: AnyServer,
     pub(crate) namespace: String,
-    pub(crate) server_data: PathBuf,
-    /// More of the server's environment.
+    /// More of the servers' environment.
     pub(crate) server_environment: Vec<(String, String)>,
     /// Tasks that a fault has sent beside the workload.
     pub(crate) others: usize,
@@ -85,6 +125,16 @@ impl World {
         World::start_in(folder, server, agents, Vec::new())
     }
 
+    /// So many servers on one PostgreSQL database, and agents that know all of them.
+    pub(crate) fn with_servers(servers: usize, agents: usize) -> World {
+        let folder = folder();
+        let agents = (0..agents).map(|index| folder.path().join(format!("agent-{index}"))).collect();
+        let servers = (0..servers).map(|index| folder.path().join(format!("server-{index}"))).collect();
+        let url = Cluster::shared().database();
+        let database = url.rsplit('/').next().map(str::to_owned);
+        World::start_on(folder, servers, database, agents, Vec::new())
+    }
+
     /// The agents have these data folders, and the server has this in its environment.
     pub(crate) fn start_in(
         folder: TempDir,
@@ -92,28 +142,45 @@ impl World {
         agents: Vec<PathBuf>,
         server_environment: Vec<(String, String)>,
     ) -> World {
+        World::start_on(folder, vec![server_data], None, agents, server_environment)
+    }
+
+    fn start_on(
+        folder: TempDir,
+        servers: Vec<PathBuf>,
+        database: Option<String>,
+        agents: Vec<PathBuf>,
+        server_environment: Vec<(String, String)>,
+    ) -> World {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         std::fs::create_dir_all(folder.path().join("procs")).expect("our own folder");
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let hosts = agents.into_iter().enumerate().map(|(index, data)| Host::new(index, data));
+        let servers = servers.into_iter().map(|data| Replica::new(data, database.as_deref()));
         let mut world = World {
-            server: Program::new("/bin/true"),
+            servers: servers.collect(),
+            database,
             hosts: hosts.collect(),
-            // Until the server says where it is.
-            proxy: Proxy::to("127.0.0.1:1".to_owned()),
             client: Client::new("", "", ""),
-            listen: "127.0.0.1:0".to_owned(),
-            link: "127.0.0.1:0".to_owned(),
+            any: AnyServer::new(Vec::new()),
             namespace: format!("chaos-{}-{serial}", std::process::id()),
-            server_data,
             server_environment,
             others: 0,
             clock_jumped: false,
             logs: Vec::new(),
             folder,
         };
-        world.start_server("");
-        world.proxy = Proxy::to(world.link.clone());
+        let mut clients = Vec::new();
+        for index in 0..world.servers.len() {
+            if index > 0 {
+                world.share_secrets(index);
+            }
+            let started = world.try_start_server(index, "");
+            started.unwrap_or_else(|said| panic!("the server does not start: {said}"));
+            let address = format!("http://{}", world.servers[index].listen);
+            clients.push(world.client.of_server(&address, CALL));
+        }
+        world.any = AnyServer::new(clients);
         let token = world.token(world.hosts.len());
         for index in 0..world.hosts.len() {
             world.begin_agent(index, "", Some(&token));
@@ -122,11 +189,21 @@ impl World {
         world
     }
 
+    /// Each further server has the first one's seal key and administrator's file.
+    fn share_secrets(&self, index: usize) {
+        let (from, to) = (&self.servers[0].data, &self.servers[index].data);
+        std::fs::create_dir_all(to).expect("our own folder");
+        std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o700)).expect("our own folder");
+        for file in ["seal.key", "admin.json"] {
+            std::fs::copy(from.join(file), to.join(file)).expect("our own file");
+        }
+    }
+
     /// A token for this number of agents.
     pub(crate) fn token(&self, uses: usize) -> String {
         let made = Program::new(binary())
             .args(["token", "create", "--uses", &uses.to_string()])
-            .env("PROCFLEET_DATA", &self.server_data)
+            .env("PROCFLEET_DATA", &self.servers[0].data)
             .current_dir(self.folder.path())
             .run();
         assert_eq!(made.code, Some(0), "{made:?}");
@@ -137,40 +214,41 @@ impl World {
         self.folder.path()
     }
 
-    pub(crate) fn start_server(&mut self, plan: &str) {
-        self.try_start_server(plan).unwrap_or_else(|said| panic!("the server does not start: {said}"));
-    }
-
     /// An error is what the server said before it ended.
-    pub(crate) fn try_start_server(&mut self, plan: &str) -> Result<(), String> {
+    fn try_start_server(&mut self, index: usize, plan: &str) -> Result<(), String> {
         let began = Instant::now();
+        let server = &mut self.servers[index];
         loop {
-            self.logs.push(self.server.stderr());
-            let mut server = Program::new(binary())
-                .args(["server", "--listen", &self.listen, "--link", &self.link, "--data"])
-                .args([&self.server_data])
+            self.logs.push(server.program.stderr());
+            let mut program = Program::new(binary())
+                .args(["server", "--listen", &server.listen, "--link", &server.link, "--data"])
+                .args([&server.data])
+                .args(server.shared(self.database.as_deref()))
                 .env("PROCFLEET_FAILPOINTS", plan)
                 .current_dir(self.folder.path());
             for (name, value) in &self.server_environment {
-                server = server.env(name, value);
+                program = program.env(name, value);
             }
-            server.start();
+            program.start();
             let said = ask_again(LOOK, PATIENCE, || {
-                let said = server.stdout();
+                let said = program.stdout();
                 let ready = said.lines().find(|line| line.starts_with("procfleet server is ready"));
-                ready.map(str::to_owned).or_else(|| (!server.is_running()).then(String::new))
+                ready.map(str::to_owned).or_else(|| (!program.is_running()).then(String::new))
             });
             let said = said.expect("a server that starts says so, or ends");
-            let log = server.stderr();
-            self.server = server;
+            let log = program.stderr();
+            server.program = program;
             if let Some((api, link)) = said.split_once(" (agents: https://") {
                 let api = api.rsplit(' ').next().unwrap_or_default();
-                self.listen = api.trim_start_matches("http://").to_owned();
-                self.link = link.trim_end_matches(')').to_owned();
-                let admin = std::fs::read(self.server_data.join("admin.json")).expect("it is written");
-                let admin: serde_json::Value = serde_json::from_slice(&admin).expect("it is JSON");
-                let field = |name: &str| admin[name].as_str().expect("a text").to_owned();
-                self.client = Client::new(api, &field("bk_app_code"), &field("bk_app_secret"));
+                server.listen = api.trim_start_matches("http://").to_owned();
+                server.link = link.trim_end_matches(')').to_owned();
+                server.proxy.lead_to(&server.link);
+                if index == 0 {
+                    let admin = std::fs::read(server.data.join("admin.json")).expect("it is written");
+                    let admin: serde_json::Value = serde_json::from_slice(&admin).expect("it is JSON");
+                    let field = |name: &str| admin[name].as_str().expect("a text").to_owned();
+                    self.client = Client::new(api, &field("bk_app_code"), &field("bk_app_secret"));
+                }
                 return Ok(());
             }
             // A connection of another program may use its port for a moment; and the plan may have ended the
@@ -182,11 +260,12 @@ impl World {
     }
 
     fn begin_agent(&mut self, index: usize, plan: &str, token: Option<&str>) {
+        let servers: Vec<String> =
+            self.servers.iter().map(|server| format!("https://{}", server.proxy.address)).collect();
         let host = &mut self.hosts[index];
         self.logs.push(host.program.stderr());
-        let server = format!("https://{}", self.proxy.address);
         let mut agent = Program::new(binary())
-            .args(["agent", "--server", &server, "--ip", &host.ip, "--data"])
+            .args(["agent", "--server", &servers.join(","), "--ip", &host.ip, "--data"])
             .args([&host.data])
             .env("PROCFLEET_FAILPOINTS", plan)
             .current_dir(self.folder.path());
@@ -201,7 +280,7 @@ impl World {
     }
 
     pub(crate) fn wait_until_connected(&mut self) {
-        let (client, hosts) = (self.client.clone(), &mut self.hosts);
+        let (any, hosts) = (self.any.clone(), &mut self.hosts);
         wait_until(PATIENCE * 4, "all agents are connected", || {
             for host in hosts.iter_mut() {
                 let running = host.program.is_running();
@@ -211,7 +290,7 @@ impl World {
             if hosts.iter().any(|host| !host.program.stderr().contains("connected epoch=")) {
                 return false;
             }
-            client.try_get("/api/v1/agents").is_ok_and(|answer| {
+            any.try_get("/api/v1/agents").is_ok_and(|answer| {
                 let agents = answer.body["data"].as_array().cloned().unwrap_or_default();
                 let is_there =
                     |ip: &str| agents.iter().any(|agent| agent["ip"] == ip && agent["connected"] == true);
@@ -222,7 +301,7 @@ impl World {
 
     fn program(&mut self, side: Side) -> &mut Program {
         match side {
-            Side::Server => &mut self.server,
+            Side::Server(index) => &mut self.servers[index].program,
             Side::Agent(index) => &mut self.hosts[index].program,
         }
     }
@@ -244,7 +323,7 @@ impl World {
     pub(crate) fn start_side(&mut self, side: Side, plan: &str) {
         match side {
             // A server that its plan ends while it starts has started all the same.
-            Side::Server => _ = self.try_start_server(plan),
+            Side::Server(index) => _ = self.try_start_server(index, plan),
             Side::Agent(index) => self.begin_agent(index, plan, None),
         }
     }
@@ -291,6 +370,14 @@ impl World {
         Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(&self.hosts[0].ip)
     }
 
+    /// An op on all hosts, beside the workload.
+    pub(crate) fn operate_aside(&mut self, proc: &Proc, op: Op) {
+        let word = format!("aside.{}", self.others);
+        let one = history::send_op(&self.any, proc, &self.addresses(), op, &word);
+        wait_until(PATIENCE * 2, "it has an outcome", || one.has_ended(&self.any));
+        self.others += 1;
+    }
+
     /// The addresses of all hosts.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.hosts.iter().map(|host| host.ip.clone()).collect()
@@ -316,16 +403,23 @@ impl World {
 
     /// With both running again: everything that was sent, looked at from all sides.
     pub(crate) fn judge(&mut self, sent: &[Sent]) -> Verdict {
-        let mut verdict = history::judge(&self.client, sent, || self.runs());
-        self.others += overtake::check(&mut verdict, &self.client, &self.namespace, sent);
+        let mut verdict = history::judge(&self.any, sent, || self.runs());
+        self.others += overtake::check(&mut verdict, &self.any, &self.namespace, sent);
         self.close(verdict)
     }
 
     /// Ends the server and checks its store.
     pub(crate) fn close(&mut self, mut verdict: Verdict) -> Verdict {
-        self.server.end(Signal::TERM, PATIENCE);
-        let store = self.server_data.join("server.db");
-        history::check_store(&mut verdict, &store, self.others, self.clock_jumped);
+        for server in &mut self.servers {
+            server.program.end(Signal::TERM, PATIENCE);
+        }
+        match &self.database {
+            Some(database) => history::check_database(&mut verdict, database, self.others),
+            None => {
+                let store = self.servers[0].data.join("server.db");
+                history::check_store(&mut verdict, &store, self.others, self.clock_jumped);
+            }
+        }
         if !verdict.is_well() {
             self.keep_evidence();
         }
@@ -334,7 +428,7 @@ impl World {
 
     /// Keeps logs and stores for the search for the cause.
     fn keep_evidence(&mut self) {
-        self.logs.push(self.server.stderr());
+        self.logs.extend(self.servers.iter().map(|server| server.program.stderr()));
         self.logs.extend(self.hosts.iter().map(|host| host.program.stderr()));
         let kept =
             tempfile::Builder::new().prefix("procfleet-chaos-logs-").tempdir().expect("a folder").keep();
@@ -342,7 +436,7 @@ impl World {
             let _ = std::fs::write(kept.join(format!("{number:04}.log")), log);
         }
         let _ = std::fs::copy(self.folder.path().join("procs/log"), kept.join("runs"));
-        let _ = std::fs::copy(self.server_data.join("server.db"), kept.join("server.db"));
+        let _ = std::fs::copy(self.servers[0].data.join("server.db"), kept.join("server.db"));
         for host in &self.hosts {
             let _ = std::fs::copy(host.data.join("agent.db"), kept.join(format!("agent-{}.db", host.ip)));
         }
@@ -372,8 +466,7 @@ impl Workload {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let begun = Arc::new(AtomicU64::new(0));
         let caller = |caller: usize| {
-            let (stop, sent, begun, client) =
-                (stop.clone(), sent.clone(), begun.clone(), world.client.clone());
+            let (stop, sent, begun, any) = (stop.clone(), sent.clone(), begun.clone(), world.any.clone());
             let hosts = addresses.to_vec();
             let procs: Vec<Proc> =
                 (0..PROCS).map(|number| world.proc(&format!("caller-{caller}-{number}"))).collect();
@@ -385,15 +478,14 @@ impl Workload {
                     // Some take a moment, so that they can be cut off in the middle.
                     let takes = if number % 3 == 2 { "; sleep 0.1" } else { "" };
                     begun.fetch_add(1, Ordering::SeqCst);
-                    let one = history::send(&client, proc, &hosts, &format!("{caller}.{number}"), takes);
+                    let one = history::send(&any, proc, &hosts, &format!("{caller}.{number}"), takes);
                     sent.lock().expect("nobody panics with it").push(one.clone());
-                    ask_again(LOOK * 2, IMPATIENCE, || one.has_ended(&client).then_some(()));
+                    ask_again(LOOK * 2, IMPATIENCE, || one.has_ended(&any).then_some(()));
                 }
             })
         };
         let mut callers: Vec<JoinHandle<()>> = (0..CALLERS).map(caller).collect();
-        let (stopped, all, begins, client) =
-            (stop.clone(), sent.clone(), begun.clone(), world.client.clone());
+        let (stopped, all, begins, any) = (stop.clone(), sent.clone(), begun.clone(), world.any.clone());
         let slow = overtake::procs(world, addresses);
         callers.push(std::thread::spawn(move || {
             for (round, proc) in slow.iter().cycle().enumerate() {
@@ -401,12 +493,11 @@ impl Workload {
                     return;
                 }
                 begins.fetch_add(2, Ordering::SeqCst);
-                let both = proc.play(&client, round, || {});
+                let both = proc.play(&any, round, || {});
                 all.lock().expect("nobody panics with it").extend(both);
             }
         }));
-        let (stopped, all, begins, client) =
-            (stop.clone(), sent.clone(), begun.clone(), world.client.clone());
+        let (stopped, all, begins, any) = (stop.clone(), sent.clone(), begun.clone(), world.any.clone());
         let (short, host) = (short_lived::proc(world), addresses[0].clone());
         callers.push(std::thread::spawn(move || {
             for round in 0.. {
@@ -414,7 +505,7 @@ impl Workload {
                     return;
                 }
                 begins.fetch_add(1, Ordering::SeqCst);
-                let start = short_lived::play(&client, &short, &host, round);
+                let start = short_lived::play(&any, &short, &host, round);
                 all.lock().expect("nobody panics with it").push(start);
             }
         }));

@@ -100,9 +100,22 @@ impl Cluster {
         Some((agent.clone(), self.epochs.get(agent).copied().unwrap_or(Epoch(0))))
     }
 
-    pub(super) fn saw_epoch(&mut self, agent: &AgentId, epoch: Epoch) {
-        let known = self.epochs.entry(agent.clone()).or_insert(epoch);
-        *known = (*known).max(epoch);
+    /// Returns whether the agent has begun a session since the last one that was known.
+    pub(super) fn saw_epoch(&mut self, agent: &AgentId, epoch: Epoch) -> bool {
+        let known = self.epochs.entry(agent.clone()).or_insert(Epoch(0));
+        let is_newer = epoch > *known;
+        *known = epoch.max(*known);
+        is_newer
+    }
+
+    /// A session of this server has begun. If it follows the last one that was known, no other server can
+    /// have sent anything between the two.
+    fn follows(&mut self, session: &NewSession) {
+        if let Some(known) = self.epochs.get_mut(&session.agent)
+            && known.0 + 1 == session.epoch.0
+        {
+            *known = session.epoch;
+        }
     }
 
     pub(super) fn learn(&mut self, task: TaskId) {
@@ -274,8 +287,10 @@ impl Work {
         let agents = self.cluster.connecting.iter().map(|session| session.agent.clone()).collect();
         match self.store.open_ops(OpScope::Agents(agents)).await {
             Ok(rows) => {
+                let connecting = std::mem::take(&mut self.cluster.connecting);
+                connecting.iter().for_each(|session| self.cluster.follows(session));
                 self.add_new(rows);
-                for session in std::mem::take(&mut self.cluster.connecting) {
+                for session in connecting {
                     self.admit(session);
                 }
             }

@@ -90,16 +90,34 @@ impl Work {
 
     /// Adds ops that are not in the table yet.
     pub(super) fn add_new(&mut self, mut rows: Vec<OpenOpRow>) {
+        for row in &rows {
+            if let (Some(agent), Some(epoch)) = (&row.agent, row.epoch)
+                && self.cluster.saw_epoch(agent, epoch)
+                && self.cluster.is_shared()
+            {
+                self.was_elsewhere(agent);
+            }
+        }
         rows.retain(|row| !self.ops.contains_key(&row.op));
         for row in &rows {
             if let (Some(agent), Some(dismissal)) = (&row.agent, &row.dismissal) {
                 self.dismissed.insert(agent.clone(), reason_of(dismissal));
             }
-            if let (Some(agent), Some(epoch)) = (&row.agent, row.epoch) {
-                self.cluster.saw_epoch(agent, epoch);
-            }
         }
         self.add(rows);
+    }
+
+    /// The agent has had a session at another server. It may have got there what this server has not sent,
+    /// and when it left this one does not count any longer.
+    fn was_elsewhere(&mut self, agent: &AgentId) {
+        self.back_by.remove(agent);
+        for op in self.by_agent.get(agent).into_iter().flatten() {
+            if let Some(entry) = self.ops.get_mut(op)
+                && entry.open.progress == OpProgress::Waiting
+            {
+                entry.open.progress = OpProgress::Sent(NO_SESSION);
+            }
+        }
     }
 
     fn add(&mut self, rows: Vec<OpenOpRow>) {

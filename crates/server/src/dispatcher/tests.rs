@@ -19,6 +19,7 @@ use std::future::pending;
 use tempfile::TempDir;
 
 mod rebalance;
+mod takeover;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const SECRET: [u8; 32] = [7; 32];
@@ -38,6 +39,12 @@ struct Fixture {
 async fn fixture() -> Fixture {
     let folder = tempfile::tempdir().expect("a temp folder");
     let store = Store::open(&folder.path().join("server.db")).await.expect("a new store");
+    let agent = enrol(&store).await;
+    let boot = store.enter_boot(Some("a".to_owned())).await.expect("noted");
+    Fixture { store, clock: Clock::start(boot), agent, _folder: folder }
+}
+
+async fn enrol(store: &Store) -> AgentId {
     let agent: AgentId = "020000000000".parse().expect("an agent id");
     let token = NewToken {
         id: "t".to_owned(),
@@ -61,8 +68,7 @@ async fn fixture() -> Fixture {
         from: [10, 0, 0, 1].into(),
     };
     store.join(shown, joining, 500).await.expect("no error").expect("joined");
-    let boot = store.enter_boot(Some("a".to_owned())).await.expect("noted");
-    Fixture { store, clock: Clock::start(boot), agent, _folder: folder }
+    agent
 }
 
 impl Fixture {

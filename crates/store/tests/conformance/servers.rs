@@ -1,5 +1,6 @@
 //! Several servers on one PostgreSQL database. Each [`Store`] is a server; an embedded store has one only.
 
+use super::gate::{Gate, Meanwhile};
 use super::*;
 use procfleet_testkit::PATIENCE;
 use std::time::Duration;
@@ -97,25 +98,17 @@ async fn a_connect_waits_for_a_decision_under_way_and_sees_its_outcome() {
     let Servers { one, two, _folder } = servers(&["a"]).await;
     let epoch = connect(&one, "a").await;
     let task = one.create_task(new_task(&["a"])).await.expect("a task");
-    let gate = Gate::close(&_folder, "outcomes").await;
-    let deciding = tokio::spawn({
+    let gate = Gate::at(&_folder, "INSERT ON outcomes").await;
+    let deciding = {
         let one = one.clone();
         async move { apply(&one, decided(task, 0, "a", epoch)).await }
-    });
-    gate.wait_until_blocked(1).await;
-    let connecting = tokio::spawn({
-        let two = two.clone();
-        async move {
-            let epoch = connect(&two, "a").await;
-            (epoch, open(&two, OpScope::Agents(vec![agent("a")])).await)
-        }
-    });
-    // The connect waits for the session's row, or it would have been answered.
-    gate.wait_until_blocked(2).await;
-    assert!(!connecting.is_finished());
-    gate.open().await;
-    assert_eq!(deciding.await.expect("no panic"), Applied::Now);
-    let (_, seen) = connecting.await.expect("no panic");
+    };
+    let connecting = async move {
+        connect(&two, "a").await;
+        open(&two, OpScope::Agents(vec![agent("a")])).await
+    };
+    let (decided, seen, meanwhile) = gate.between(deciding, connecting).await;
+    assert_eq!((decided, meanwhile), (Applied::Now, Meanwhile::Waited));
     assert_eq!(seen, [], "the op has its outcome before the agent's next session can get it");
 }
 
@@ -222,7 +215,7 @@ async fn two_servers_that_are_drained_at_once_do_not_both_drain() {
     let Servers { one, two, _folder } = servers(&[]).await;
     one.introduce(intro("s1")).await.expect("known");
     two.introduce(intro("s2")).await.expect("known");
-    let gate = Gate::close(&_folder, "audit").await;
+    let gate = Gate::at(&_folder, "INSERT ON audit").await;
     let drained = |store: &Store, name: &'static str| {
         let store = store.clone();
         tokio::spawn(async move { drain(&store, name, true).await })
@@ -279,7 +272,11 @@ async fn a_server_that_was_declared_dead_changes_nothing_and_goes_on_as_a_new_on
         new != run && one.membership().holds() && two.membership().view().borrow().alive.contains_key(&new)
     })
     .await;
-    assert_eq!(apply(&one, decided(task, 0, "a", epoch)).await, Applied::Superseded);
+    // Whichever is first takes the lease of the dead server, and decides about its agents from then on.
+    let has = |store: &Store| store.membership().has(Lease::Unheld);
+    wait_until("one of them has the lease", async || has(&one) != has(&two)).await;
+    let expected = if has(&one) { Applied::Now } else { Applied::Superseded };
+    assert_eq!(apply(&one, decided(task, 0, "a", epoch)).await, expected);
     connect(&one, "a").await;
 }
 
@@ -382,43 +379,4 @@ async fn database(folder: &TempDir) -> tokio_postgres::Client {
         tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("a connection");
     tokio::spawn(connection);
     client
-}
-
-/// Stops every insert into a table until it is opened: the trigger of the table waits for an advisory lock
-/// that the test has.
-struct Gate {
-    holder: tokio_postgres::Client,
-    watcher: tokio_postgres::Client,
-}
-
-impl Gate {
-    const LOCK: i64 = 77;
-
-    async fn close(folder: &TempDir, table: &str) -> Gate {
-        let (holder, watcher) = (database(folder).await, database(folder).await);
-        let sql = format!(
-            "CREATE FUNCTION pass_gate() RETURNS trigger LANGUAGE plpgsql AS \
-             $$ BEGIN PERFORM pg_advisory_xact_lock({lock}); RETURN NULL; END $$; \
-             CREATE TRIGGER gate BEFORE INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION pass_gate(); \
-             SELECT pg_advisory_lock({lock})",
-            lock = Gate::LOCK
-        );
-        holder.batch_execute(&sql).await.expect("a trigger");
-        Gate { holder, watcher }
-    }
-
-    /// Waits until so many statements wait for a lock.
-    async fn wait_until_blocked(&self, statements: i64) {
-        wait_until("statements wait", async || {
-            let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-            let row = self.watcher.query_one(sql, &[]).await.expect("we may look");
-            row.get::<_, i64>(0) >= statements
-        })
-        .await;
-    }
-
-    async fn open(self) {
-        let sql = format!("SELECT pg_advisory_unlock({})", Gate::LOCK);
-        self.holder.batch_execute(&sql).await.expect("our lock");
-    }
 }

@@ -12,10 +12,10 @@ use procfleet_testkit::Cluster as PostgresCluster;
 /// The message that sends an agent to another server.
 const AWAY: Drain = Drain { after_ms: 0, spread_ms: 2_000, elsewhere: true };
 
-struct TwoServers {
-    work: Work,
-    one: Store,
-    two: Store,
+pub(super) struct TwoServers {
+    pub(super) work: Work,
+    pub(super) one: Store,
+    pub(super) two: Store,
 }
 
 fn intro(name: &str) -> ServerIntro {
@@ -27,7 +27,7 @@ fn agent(number: usize) -> AgentId {
 }
 
 /// A dispatcher of the first server.
-async fn two_servers() -> TwoServers {
+pub(super) async fn two_servers() -> TwoServers {
     let url = PostgresCluster::shared().database().parse().expect("a url");
     let one = Store::connect(&url).await.expect("a first server");
     let two = Store::connect(&url).await.expect("a second server");
@@ -45,7 +45,7 @@ async fn two_servers() -> TwoServers {
 }
 
 impl TwoServers {
-    async fn until(&self, what: &str, is_so: impl FnMut(&MembershipView) -> bool) {
+    pub(super) async fn until(&self, what: &str, is_so: impl FnMut(&MembershipView) -> bool) {
         let mut view = self.one.membership().view();
         let waited = tokio::time::timeout(PATIENCE, view.wait_for(is_so)).await;
         assert!(waited.is_ok(), "waited in vain: {what}");

@@ -1,0 +1,297 @@
+//! Two servers do something at the same moment. See [`gate`](super::gate).
+
+use super::gate::{Gate, Meanwhile};
+use super::*;
+use procfleet_store::clock::ClockReading;
+use procfleet_testkit::PATIENCE;
+use std::future::Future;
+use std::time::Instant;
+
+async fn fixture(agents: &[&str]) -> Fixture {
+    TestEngine::Postgres.with_agents(agents).await
+}
+
+fn under_key(request: u8) -> Submission {
+    let key = SubmissionKey { kind: KeyKind::Idempotency, text: "k".to_owned() };
+    Submission { key, request_hash: [request; 32], since: ClockReading { wall: i64::MIN, mark: None } }
+}
+
+fn submit(store: &Store, request: u8) -> impl Future<Output = Result<Submitted, StoreError>> + use<> {
+    let store = store.clone();
+    async move { store.submit_task(new_task(&["a"]), under_key(request)).await }
+}
+
+fn finish(store: &Store, report: Finished) -> impl Future<Output = Vec<Applied>> + use<> {
+    let store = store.clone();
+    async move { store.finish_ops(vec![report]).await.expect("applied") }
+}
+
+fn add_event(store: &Store, from: &str) -> impl Future<Output = Result<usize, StoreError>> + use<> {
+    let (store, from) = (store.clone(), agent(from));
+    let event = NewEvent {
+        journal: "j".to_owned(),
+        journal_number: 1,
+        at: 5,
+        proc: proc("nginx"),
+        kind: "exited".to_owned(),
+        message: String::new(),
+        details: "{}".to_owned(),
+        report_id: 0,
+        proc_name: String::new(),
+        account: String::new(),
+    };
+    async move { store.add_events(&from, vec![event], 9).await.map(|new| new.len()) }
+}
+
+/// The agent sends it again until it is stored. The pool may not have noticed yet that its connection has
+/// ended.
+async fn add_again(store: &Store, from: &str) -> Result<usize, StoreError> {
+    let began = Instant::now();
+    loop {
+        match add_event(store, from).await {
+            Err(StoreError::Away { .. }) if began.elapsed() < PATIENCE => {}
+            stored => return stored,
+        }
+    }
+}
+
+fn connect(store: &Store) -> impl Future<Output = Result<u64, StoreError>> + use<> {
+    let store = store.clone();
+    async move {
+        store.agent_connected(&agent("a"), "0.2.0", "null", 1_600, NEVER_CONNECTED).await.map(|epoch| epoch.0)
+    }
+}
+
+fn revoke(store: &Store) -> impl Future<Output = ()> + use<> {
+    let store = store.clone();
+    async move {
+        let revoked = store.revoke_agents(vec![agent("a")], "lost".to_owned(), 1_700, NewAudit::default());
+        revoked.await.expect("revoked");
+    }
+}
+
+fn join(
+    store: &Store,
+    name: &str,
+    last: u8,
+) -> impl Future<Output = Result<JoinedAgent, JoinTokenRefusal>> + use<> {
+    let (store, joining) = (store.clone(), joining(name, last));
+    async move { store.join(shown(), joining, 1_500).await.expect("no error") }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_of_two_calls_under_a_key_gets_the_task_of_the_first() {
+    for (request, is_same) in [(1, true), (2, false)] {
+        let Fixture { folder, store } = fixture(&[]).await;
+        let gate = Gate::at(&folder, "INSERT ON ops").await;
+        let (first, second, meanwhile) = gate.between(submit(&store, 1), submit(&store, request)).await;
+        let Ok(Submitted::New(task)) = first else { panic!("{first:?}") };
+        let expected = if is_same { Submitted::Before(task) } else { Submitted::OtherRequest(task) };
+        assert_eq!((second.expect("no error"), meanwhile), (expected, Meanwhile::Waited));
+        assert_eq!(newest(&store, 10).await.len(), 1);
+        assert_eq!(store.open_ops(OpScope::All).await.expect("no error").len(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_dies_leaves_its_key_to_the_one_that_waits() {
+    let Fixture { folder, store } = fixture(&[]).await;
+    let gate = Gate::at(&folder, "INSERT ON ops").await;
+    let first = tokio::spawn(submit(&store, 1));
+    gate.wait_until_somebody_is_here().await;
+    let second = tokio::spawn(submit(&store, 2));
+    assert_eq!(gate.wait_for(&second).await, Meanwhile::Waited);
+    gate.end_who_is_here().await;
+    let first = first.await.expect("no panic");
+    assert!(first.is_err(), "{first:?}");
+    gate.open().await;
+    let second = second.await.expect("no panic").expect("the key is free");
+    assert!(matches!(second, Submitted::New(_)), "{second:?}");
+    assert_eq!(newest(&store, 10).await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_outcome_of_an_op_wins_and_is_counted_once() {
+    let Fixture { folder, store } = fixture(&[]).await;
+    let task = store.create_task(new_task(&["a", "b"])).await.expect("a task");
+    let gate = Gate::at(&folder, "INSERT ON outcomes").await;
+    let (timeout, success) =
+        (finished(op(task, 0), None, Code::Timeout), finished(op(task, 0), Some("a"), Code::Success));
+    let (first, second, meanwhile) = gate.between(finish(&store, timeout), finish(&store, success)).await;
+    assert_eq!((&first[..], meanwhile), (&[Applied::Now][..], Meanwhile::Waited));
+    assert_eq!(second, [Applied::Late], "what the agent says is kept beside it");
+    let (record, ops) = store.task_results(task).await.expect("no error").expect("the task");
+    assert_eq!(record.counts, TaskCounts { total: 2, open: 1, succeeded: 0, failed: 1 });
+    assert_eq!(ops[0].outcome.as_ref().map(|outcome| outcome.code), Some(Code::Timeout));
+    assert_eq!(ops[0].late.as_ref().map(|late| late.code), Some(Code::Success));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_two_ops_of_a_task_end_at_once_and_the_task_ends() {
+    let Fixture { folder, store } = fixture(&[]).await;
+    let task = store.create_task(new_task(&["a", "b"])).await.expect("a task");
+    let gate = Gate::at(&folder, "INSERT ON outcomes").await;
+    let reports = [("a", 0), ("b", 1)].map(|(by, index)| finished(op(task, index), Some(by), Code::Success));
+    let [one, other] = reports.map(|report| finish(&store, report));
+    let (first, second, meanwhile) = gate.between(one, other).await;
+    assert_eq!((first, second), (vec![Applied::Now], vec![Applied::Now]));
+    assert_eq!(meanwhile, Meanwhile::Waited, "counts are locked before anything is counted");
+    let record = store.task(task).await.expect("no error").expect("the task");
+    assert_eq!(record.counts, TaskCounts { total: 2, open: 0, succeeded: 2, failed: 0 });
+    assert_eq!(store.open_tasks().await.expect("no error"), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_has_just_ended_cannot_be_cancelled() {
+    let Fixture { folder, store } = fixture(&[]).await;
+    let task = store.create_task(new_task(&["a"])).await.expect("a task");
+    let gate = Gate::at(&folder, "UPDATE ON tasks").await;
+    let ended = finish(&store, finished(op(task, 0), Some("a"), Code::Success));
+    let cancel = {
+        let store = store.clone();
+        async move { store.cancel_task(task, 8, NewAudit::default()).await.expect("no error") }
+    };
+    let (ended, cancelled, meanwhile) = gate.between(ended, cancel).await;
+    assert_eq!((&ended[..], cancelled, meanwhile), (&[Applied::Now][..], false, Meanwhile::Waited));
+    let record = store.task(task).await.expect("no error").expect("the task");
+    assert_eq!((record.cancelled_at, record.counts.succeeded, record.counts.open), (None, 1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_get_their_numbers_in_the_order_of_the_commits_and_without_gaps() {
+    let Fixture { folder, store } = fixture(&["a", "b"]).await;
+    let gate = Gate::at(&folder, "INSERT ON events").await;
+    let first = tokio::spawn(add_event(&store, "a"));
+    gate.wait_until_somebody_is_here().await;
+    let second = tokio::spawn(add_event(&store, "b"));
+    assert_eq!(
+        gate.wait_for(&second).await,
+        Meanwhile::Waited,
+        "an event with a higher number is not visible first"
+    );
+    assert_eq!(store.newest_event_number().await.expect("no error"), 0);
+    gate.open().await;
+    for unit in [first, second] {
+        assert_eq!(unit.await.expect("no panic").expect("stored"), 1);
+    }
+    let events = store.events(EventFilter::default(), &GrantScope::All, EventPage::After(0, 9)).await;
+    let events: Vec<(u64, String)> =
+        events.expect("no error").iter().map(|event| (event.number, event.agent.to_string())).collect();
+    assert_eq!(events, [(1, "a".to_owned()), (2, "b".to_owned())]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_dies_leaves_no_gap() {
+    let Fixture { folder, store } = fixture(&["a", "b"]).await;
+    let gate = Gate::at(&folder, "INSERT ON events").await;
+    let first = tokio::spawn(add_event(&store, "a"));
+    gate.wait_until_somebody_is_here().await;
+    let second = tokio::spawn(add_event(&store, "b"));
+    assert_eq!(gate.wait_for(&second).await, Meanwhile::Waited);
+    gate.end_who_is_here().await;
+    first.await.expect("no panic").expect_err("its connection has ended");
+    gate.open().await;
+    assert_eq!(second.await.expect("no panic").expect("stored"), 1);
+    assert_eq!(add_again(&store, "a").await.expect("stored"), 1);
+    let events = store.events(EventFilter::default(), &GrantScope::All, EventPage::After(0, 9)).await;
+    let events: Vec<(u64, String)> =
+        events.expect("no error").iter().map(|event| (event.number, event.agent.to_string())).collect();
+    assert_eq!(events, [(1, "b".to_owned()), (2, "a".to_owned())]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_comes_twice_at_once_is_stored_once() {
+    let Fixture { folder, store } = fixture(&["a"]).await;
+    let gate = Gate::at(&folder, "INSERT ON events").await;
+    let (first, second, meanwhile) = gate.between(add_event(&store, "a"), add_event(&store, "a")).await;
+    let stored = (first.expect("no error"), second.expect("no error"));
+    assert_eq!((stored, meanwhile), ((1, 0), Meanwhile::Waited));
+    assert_eq!(store.newest_event_number().await.expect("no error"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_connections_of_an_agent_get_epochs_of_their_own() {
+    let Fixture { folder, store } = fixture(&["a"]).await;
+    let gate = Gate::at(&folder, "UPDATE ON sessions").await;
+    let (first, second, meanwhile) = gate.between(connect(&store), connect(&store)).await;
+    assert_eq!((first.expect("connected"), second.expect("connected")), (1, 2));
+    assert_eq!(meanwhile, Meanwhile::Waited);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_is_being_revoked_does_not_connect() {
+    let Fixture { folder, store } = fixture(&["a"]).await;
+    let gate = Gate::at(&folder, "UPDATE ON agents").await;
+    let ((), connected, meanwhile) = gate.between(revoke(&store), connect(&store)).await;
+    assert!(matches!(connected, Err(StoreError::NoSuchAgent(_))), "{connected:?}");
+    assert_eq!(meanwhile, Meanwhile::Waited);
+    let record = store.agent(&agent("a")).await.expect("no error").expect("known");
+    assert_eq!((record.connected, record.epoch.0), (false, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_is_connecting_is_revoked_after_it() {
+    let Fixture { folder, store } = fixture(&["a"]).await;
+    let gate = Gate::at(&folder, "UPDATE ON sessions").await;
+    let (connected, (), meanwhile) = gate.between(connect(&store), revoke(&store)).await;
+    assert_eq!((connected.expect("it was first"), meanwhile), (1, Meanwhile::Waited));
+    let record = store.agent(&agent("a")).await.expect("no error").expect("known");
+    assert!(record.revoked.is_some(), "{record:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_agents_that_join_as_one_host_take_turns() {
+    let Fixture { folder, store } = fixture(&[]).await;
+    let gate = Gate::at(&folder, "INSERT ON agents").await;
+    let (first, second, meanwhile) = gate.between(join(&store, "a", 1), join(&store, "b", 1)).await;
+    assert_eq!(first.expect("joined").retired, []);
+    assert_eq!((second.expect("joined").retired, meanwhile), (vec![agent("a")], Meanwhile::Waited));
+    let found = store.agent_at(host(1)).await.expect("no error").expect("one agent");
+    assert_eq!(found.agent, agent("b"));
+}
+
+/// A server writes what an agent said in the old session, and the agent connects to another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_begins_after_the_states_of_the_one_before_it_are_stored() {
+    let Fixture { folder, store: one } = fixture(&["a"]).await;
+    let two = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
+    let old = Epoch(connect(&one).await.expect("connected"));
+    let said = |store: &Store, epoch: Epoch, name: &str| {
+        let record = ProcRecord {
+            proc: proc(name),
+            revision: 1,
+            status: "{}".to_owned(),
+            listing: ProcListing::default(),
+        };
+        let store = store.clone();
+        async move { store.replace_procs(&agent("a"), epoch, vec![record]).await }
+    };
+    let gate = Gate::at(&folder, "INSERT ON procs").await;
+    let (stored, connected, meanwhile) = gate.between(said(&one, old, "before"), connect(&two)).await;
+    stored.expect("its session was the last one");
+    assert_eq!(meanwhile, Meanwhile::Waited);
+    said(&two, Epoch(connected.expect("connected")), "now").await.expect("stored");
+    let both = ["before", "now"].map(|name| (agent("a"), proc(name)));
+    let known = two.known_procs(both.to_vec()).await.expect("no error");
+    assert_eq!(known.into_iter().collect::<Vec<_>>(), both[1..], "the new session has replaced all");
+}
+
+/// Others declare a server dead while it stores something.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_is_fenced_after_the_end_of_what_it_has_under_way() {
+    let Fixture { folder, store } = fixture(&["a"]).await;
+    let task = store.create_task(new_task(&["a"])).await.expect("a task");
+    let run = store.membership().run();
+    let url = std::fs::read_to_string(url_file(&folder)).expect("the url");
+    let (other, connection) =
+        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("a connection");
+    tokio::spawn(connection);
+    let fence = async move {
+        let sql = "UPDATE servers SET state = 'fenced' WHERE id = $1 AND state = 'up'";
+        other.execute(sql, &[&run.0]).await.expect("fenced")
+    };
+    let gate = Gate::at(&folder, "INSERT ON outcomes").await;
+    let report = finish(&store, finished(op(task, 0), Some("a"), Code::Success));
+    let (applied, fenced, meanwhile) = gate.between(report, fence).await;
+    assert_eq!((&applied[..], fenced, meanwhile), (&[Applied::Now][..], 1, Meanwhile::Waited));
+}
