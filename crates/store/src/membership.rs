@@ -132,6 +132,8 @@ pub struct MembershipView {
     pub alive: BTreeMap<ServerId, LivingServer>,
     /// An operator wants this server to be without agents.
     pub drains: bool,
+    /// Changes whenever a server has ended, also one that was never seen alive.
+    pub ended: i64,
 }
 
 impl MembershipView {

@@ -8,7 +8,7 @@
 //! - [`Client`]: HTTP calls; [`Outcome`]: how an op ended; [`connect_from`]: from another address;
 //! - [`Proc`]: a proc with its own folder, and [`programs`] to supervise in it;
 //! - [`Joined`]: an agent that runs apart from `up`; [`Stranger`]: a process that procfleet must not touch;
-//! - [`Haproxy`], [`ConnectProxy`], [`ClientProxy`], [`SlowProxy`]: proxies on the way to the server;
+//! - [`Haproxy`], [`ConnectProxy`], [`SlowProxy`]: proxies on the way to the server;
 //! - [`Disk`]: a small disk that can be filled; [`Fifo`]: a file that blocks its reader;
 //! - [`need`]: requirements that not every machine meets;
 //! - [`played_apart`]: a test in a separate process;

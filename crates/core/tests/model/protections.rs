@@ -22,7 +22,7 @@ pub(crate) enum Protection {
     AckAfterCommit,
     /// A server without a confirmed beat neither sends nor decides.
     Trust,
-    // The dispatcher does not have the following ones yet: its code differs from the model in these places.
+    // The search found that the dispatcher lacked the following ones.
     /// Each read corrects what the table has about the ops that were read, and drops decisions about them
     /// that are not written yet.
     Reread,

@@ -7,10 +7,11 @@ use super::{RETRY, sessions::NewSession};
 use crate::session_channel::CutReason;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::RESTART_GRACE;
-use procfleet_core::id::{AgentId, Epoch, TaskId};
+use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::rebalance::{self, ServerShare};
 use procfleet_store::{
-    EndedBy, Lease, Membership, MembershipView, OpScope, ServerId, ServerLoad, Store, Wake, WakeMode,
+    EndedBy, Lease, Membership, MembershipView, OpScope, OpenOpRow, ServerId, ServerLoad, Store, Wake,
+    WakeMode,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -35,10 +36,15 @@ pub(super) struct Cluster {
     /// The servers that were alive at the last look, and whether this one had the lease `unheld`.
     alive: BTreeSet<ServerId>,
     had_unheld: bool,
+    /// How many servers had ended by then.
+    ended: i64,
     /// The table lacks ops of agents that this server has begun to decide about.
     reload: bool,
     /// Sessions whose ops are still to be read.
     pub(super) connecting: Vec<NewSession>,
+    /// Agents whose session ended before their ops were read. This server decides about these ops
+    /// nevertheless, because it had the last session.
+    left: BTreeSet<AgentId>,
     /// The last session of each agent that has ops in the table, which decisions about them are fenced by.
     pub(super) epochs: HashMap<AgentId, Epoch>,
     /// The open tasks whose ops were read, and whether their cancellation is known.
@@ -64,8 +70,10 @@ impl Cluster {
             run,
             alive: BTreeSet::new(),
             had_unheld: false,
+            ended: 0,
             reload: false,
             connecting: Vec::new(),
+            left: BTreeSet::new(),
             epochs: HashMap::new(),
             known: HashMap::new(),
             dismissals_at: now,
@@ -91,13 +99,22 @@ impl Cluster {
         self.membership.set_load(ServerLoad { agents: agents as u64, open_ops: open_ops as u64 });
     }
 
-    /// The session that a decision about an op of this agent depends on.
-    pub(super) fn fence(&self, agent: &AgentId) -> Option<(AgentId, Epoch)> {
+    /// The session that a decision about an op of this agent depends on: its session at this server, or the
+    /// last one that is known.
+    pub(super) fn fence(&self, agent: &AgentId, session: Option<Epoch>) -> Option<(AgentId, Epoch)> {
         if !self.is_shared() {
             return None;
         }
         // An agent without a session in the store has the epoch 0.
-        Some((agent.clone(), self.epochs.get(agent).copied().unwrap_or(Epoch(0))))
+        let last = session.or_else(|| self.epochs.get(agent).copied()).unwrap_or(Epoch(0));
+        Some((agent.clone(), last))
+    }
+
+    /// A session has ended that the dispatcher does not know.
+    pub(super) fn left(&mut self, agent: AgentId) {
+        if self.is_shared() && self.connecting.iter().all(|session| session.agent != agent) {
+            self.left.insert(agent);
+        }
     }
 
     /// Returns whether the agent has begun a session since the last one that was known.
@@ -116,6 +133,13 @@ impl Cluster {
         {
             *known = session.epoch;
         }
+    }
+
+    /// Whether this server, whose ops this one was given to decide about, was alive at the last look, or was
+    /// not known then.
+    pub(super) fn has_died_since(&self, holder: ServerId) -> bool {
+        let newest = self.ended + i64::try_from(self.alive.len()).unwrap_or(0);
+        holder != self.run && (self.alive.contains(&holder) || holder.0 > newest)
     }
 
     pub(super) fn learn(&mut self, task: TaskId) {
@@ -161,9 +185,14 @@ impl Work {
             return;
         }
         self.follow_members();
+        // A server that may not decide would not see the ops of agents without a living server.
+        if !self.cluster.holds() {
+            return;
+        }
         self.read_connecting().await;
         if self.cluster.reload {
             match self.store.open_ops(OpScope::All).await {
+                Ok(_) if !self.cluster.holds() => {}
                 Ok(rows) => {
                     self.cluster.reload = false;
                     self.add_new(rows);
@@ -199,10 +228,10 @@ impl Work {
         }
         let alive: BTreeSet<ServerId> = view.alive.keys().copied().collect();
         let has_unheld = view.leases.contains(&Lease::Unheld);
-        let somebody_died = !self.cluster.alive.is_subset(&alive);
+        let somebody_died = !self.cluster.alive.is_subset(&alive) || view.ended != self.cluster.ended;
+        self.cluster.ended = view.ended;
         if has_unheld && (!self.cluster.had_unheld || somebody_died) {
-            // Its agents are on their way to other servers, as after a restart of a server that is alone.
-            self.verdicts_from = self.verdicts_from.max(self.clock.now() + RESTART_GRACE);
+            self.give_grace();
             self.cluster.reload = true;
         }
         self.cluster.had_unheld = has_unheld;
@@ -210,6 +239,11 @@ impl Work {
             self.cluster.alive_since = self.clock.now();
         }
         self.cluster.alive = alive;
+    }
+
+    /// The agents of a dead server are on their way to others, as after a restart of a server that is alone.
+    pub(super) fn give_grace(&mut self) {
+        self.verdicts_from = self.verdicts_from.max(self.clock.now() + RESTART_GRACE);
     }
 
     /// Sends agents to other servers: all of them if an operator drains this one, and the excess otherwise.
@@ -239,9 +273,7 @@ impl Work {
             self.presences.leave(&agent, self.clock.wall());
             session.sender.cut(CutReason::Fenced);
         }
-        for session in std::mem::take(&mut self.cluster.connecting) {
-            session.sender.cut(CutReason::Fenced);
-        }
+        self.cut_sessions_of_other_runs(run);
         self.ops.clear();
         self.by_agent.clear();
         self.back_by.clear();
@@ -255,6 +287,13 @@ impl Work {
         self.cluster.had_unheld = false;
         self.cluster.reload = true;
         self.verdicts_from = self.clock.now() + RESTART_GRACE;
+    }
+
+    /// A session that an earlier run has stored belongs to a dead server.
+    fn cut_sessions_of_other_runs(&mut self, run: ServerId) {
+        for session in self.cluster.connecting.extract_if(.., |session| session.run != run) {
+            session.sender.cut(CutReason::Fenced);
+        }
     }
 
     /// Sends all agents to other servers: this one does not reach the store, and others do. Its ops stay in
@@ -281,12 +320,17 @@ impl Work {
     /// Reads the ops of agents that have connected. Their epochs are committed, so no server has decided
     /// about these ops in a way that this read does not see.
     async fn read_connecting(&mut self) {
-        if self.cluster.connecting.is_empty() {
+        self.cut_sessions_of_other_runs(self.cluster.run);
+        let connecting = self.cluster.connecting.iter().map(|session| &session.agent);
+        let agents: Vec<AgentId> = connecting.chain(&self.cluster.left).cloned().collect();
+        if agents.is_empty() {
             return;
         }
-        let agents = self.cluster.connecting.iter().map(|session| session.agent.clone()).collect();
-        match self.store.open_ops(OpScope::Agents(agents)).await {
+        match self.store.open_ops(OpScope::Agents(agents.clone())).await {
+            Ok(_) if !self.cluster.holds() => {}
             Ok(rows) => {
+                self.forget_ended(&agents, &rows);
+                self.cluster.left.clear();
                 let connecting = std::mem::take(&mut self.cluster.connecting);
                 connecting.iter().for_each(|session| self.cluster.follows(session));
                 self.add_new(rows);
@@ -303,6 +347,17 @@ impl Work {
                 );
                 self.retry_at = Some(self.clock.now() + RETRY);
             }
+        }
+    }
+
+    /// Forgets ops of agents whose open ops were all read, and which are not among them: they have ended
+    /// elsewhere, or by a write whose answer was lost.
+    fn forget_ended(&mut self, agents: &[AgentId], rows: &[OpenOpRow]) {
+        let open: BTreeSet<OpId> = rows.iter().map(|row| row.op).collect();
+        let known = agents.iter().filter_map(|agent| self.by_agent.get(agent)).flatten();
+        let ended: Vec<OpId> = known.filter(|op| !open.contains(op)).copied().collect();
+        for op in ended {
+            self.forget(op);
         }
     }
 

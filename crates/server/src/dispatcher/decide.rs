@@ -7,7 +7,7 @@ use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::{
     self, CANCEL_GRACE, CancelStep, Cancelling, Decision, OpProgress, Presence, WINDOW,
 };
-use procfleet_core::id::OpId;
+use procfleet_core::id::{AgentId, OpId};
 use procfleet_core::op::Outcome;
 use procfleet_proto::link::{Cancel, Op, server_message::Body};
 use procfleet_store::{EndedBy, Finished};
@@ -37,9 +37,7 @@ impl Work {
             None => Presence::Unknown,
             Some(agent) => match self.sessions.get(agent) {
                 Some(session) => Presence::Connected(session.epoch),
-                None => {
-                    Presence::Away { back_by: self.back_by.get(agent).copied().unwrap_or(self.verdicts_from) }
-                }
+                None => Presence::Away { back_by: self.back_by(agent) },
             },
         };
         if let Some(cancelling) = entry.cancelling {
@@ -53,6 +51,16 @@ impl Work {
                 // Do not decide again before the outcome is written.
                 self.wake(op, now + RETRY);
             }
+        }
+    }
+
+    /// Until when an agent that is away may come back.
+    fn back_by(&self, agent: &AgentId) -> BootTime {
+        match self.back_by.get(agent) {
+            None => self.verdicts_from,
+            // It may have been at another server since, which has just died.
+            Some(back_by) if self.cluster.is_shared() => (*back_by).max(self.verdicts_from),
+            Some(back_by) => *back_by,
         }
     }
 
@@ -129,7 +137,8 @@ impl Work {
     /// Queues an outcome of the server's own for the next commit.
     fn end(&mut self, op: OpId, outcome: Outcome) {
         let agent = self.ops.get(&op).and_then(|entry| entry.agent.as_ref());
-        let by = EndedBy::Server(agent.and_then(|agent| self.cluster.fence(agent)));
+        let session = |agent: &AgentId| self.sessions.get(agent).map(|session| session.epoch);
+        let by = EndedBy::Server(agent.and_then(|agent| self.cluster.fence(agent, session(agent))));
         self.finished.push(Finished { op, by, outcome, at: self.clock.wall() });
     }
 }

@@ -42,7 +42,7 @@ use procfleet_core::dispatch::RESTART_GRACE;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_program::Parts;
-use procfleet_store::{Store, StoreError, Wake};
+use procfleet_store::{ServerId, Store, StoreError, Wake};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -79,6 +79,8 @@ pub enum DispatcherMessage {
     Woken(Wake),
     Connected {
         agent: AgentId,
+        /// The run of this server that has stored the session, or an earlier one.
+        run: ServerId,
         epoch: Epoch,
         sender: SessionSender,
         /// Ops that are in the agent's journal.
@@ -86,6 +88,7 @@ pub enum DispatcherMessage {
         heard: LastHeard,
         capabilities: AgentCapabilities,
     },
+    /// The session has ended, or it is not known whether it was stored.
     Gone {
         agent: AgentId,
         epoch: Epoch,

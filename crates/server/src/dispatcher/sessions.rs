@@ -9,6 +9,7 @@ use procfleet_core::dispatch::{self, OpProgress};
 use procfleet_core::id::{AgentId, Epoch, OpId};
 use procfleet_core::rebalance;
 use procfleet_proto::link::{Cancel, Drain, Refused, server_message::Body};
+use procfleet_store::{EndedBy, ServerId};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -41,6 +42,8 @@ pub(super) struct Session {
 /// A session that the dispatcher is told of.
 pub(super) struct NewSession {
     pub(super) agent: AgentId,
+    /// The run of this server that has stored it.
+    pub(super) run: ServerId,
     pub(super) epoch: Epoch,
     pub(super) sender: SessionSender,
     /// Ops that are in the agent's journal.
@@ -52,7 +55,7 @@ pub(super) struct NewSession {
 impl Work {
     /// Registers a session whose ops are in the table.
     pub(super) fn admit(&mut self, session: NewSession) {
-        let NewSession { agent, epoch, sender, taken, heard, capabilities } = session;
+        let NewSession { agent, run: _, epoch, sender, taken, heard, capabilities } = session;
         if self.connected(agent.clone(), epoch, sender, taken, capabilities) {
             self.presences.insert(agent, heard);
         }
@@ -95,7 +98,8 @@ impl Work {
             older.sender.cut(CutReason::Replaced);
         }
         self.back_by.remove(&agent);
-        self.cluster.epochs.insert(agent.clone(), epoch);
+        self.cluster.saw_epoch(&agent, epoch);
+        self.drop_decisions(&agent);
         for op in taken {
             if let Some(entry) = self.ops.get_mut(&op).filter(|entry| entry.agent.as_ref() == Some(&agent)) {
                 entry.open.progress = OpProgress::Taken(epoch);
@@ -103,6 +107,14 @@ impl Work {
         }
         self.reconsider(&agent);
         true
+    }
+
+    /// Drops decisions about ops of an agent that could not be written yet. They were made without the agent,
+    /// which will now be sent these ops.
+    fn drop_decisions(&mut self, agent: &AgentId) {
+        let Some(ops) = self.by_agent.get(agent) else { return };
+        self.finished
+            .retain(|finished| matches!(finished.by, EndedBy::Agent(_)) || !ops.contains(&finished.op));
     }
 
     /// Ends the session of a retired or revoked agent, and lets its ops end.

@@ -60,10 +60,12 @@ impl Work {
 
     /// Reads the ops of all new tasks in one query.
     pub(super) async fn read_tasks(&mut self) {
-        if self.unread.is_empty() {
+        // A server that may not decide would not see the ops of agents without a living server.
+        if self.unread.is_empty() || !self.cluster.holds() {
             return;
         }
         match self.store.open_ops(OpScope::Tasks(self.unread.clone())).await {
+            Ok(_) if !self.cluster.holds() => {}
             Ok(rows) => {
                 hit(Point::ServerDispatcherRead);
                 let open = count_by_task(&rows);
@@ -97,6 +99,9 @@ impl Work {
             {
                 self.was_elsewhere(agent);
             }
+        }
+        if rows.iter().filter_map(|row| row.holder).any(|holder| self.cluster.has_died_since(holder)) {
+            self.give_grace();
         }
         rows.retain(|row| !self.ops.contains_key(&row.op));
         for row in &rows {
@@ -164,7 +169,8 @@ impl Work {
             ops.remove(&op);
             if ops.is_empty() {
                 self.by_agent.remove(&agent);
-                if !self.sessions.contains_key(&agent) {
+                // The last session is needed for as long as `back_by` counts, which is about it.
+                if !self.sessions.contains_key(&agent) && !self.back_by.contains_key(&agent) {
                     self.cluster.epochs.remove(&agent);
                 }
             }

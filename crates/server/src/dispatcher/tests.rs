@@ -13,7 +13,8 @@ use procfleet_core::spec::Spec;
 use procfleet_proto::link::{Ack, Cancel, server_message::Body};
 use procfleet_store::clock::{ClockMark, ClockReading, WallMs};
 use procfleet_store::{
-    CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, OpScope, Replaces, RequestHead, TokenUse,
+    CertificateRecord, JoiningAgent, NewOp, NewTask, NewToken, OpScope, Replaces, RequestHead, ServerId,
+    TokenUse,
 };
 use std::future::pending;
 use tempfile::TempDir;
@@ -166,6 +167,7 @@ impl Fixture {
             .expect("connected");
         let (sender, orders, _) = SessionSender::for_session();
         let message = DispatcherMessage::Connected {
+            run: ServerId::default(),
             agent: self.agent.clone(),
             epoch,
             sender,
@@ -359,6 +361,7 @@ async fn an_agent_that_reconnects_gets_a_cancel_for_its_ops_that_have_ended() {
     let agent = fixture.agent.clone();
     dispatcher
         .send(DispatcherMessage::Connected {
+            run: ServerId::default(),
             agent,
             epoch,
             sender,
@@ -455,6 +458,7 @@ async fn an_agent_that_does_not_read_is_cut_and_gets_all_ops_after_it_reconnects
     let (sender, orders, cut) = SessionSender::for_session();
     while sender.try_send(Body::Ack(Ack::default())).is_ok() {}
     let message = DispatcherMessage::Connected {
+        run: ServerId::default(),
         agent: fixture.agent.clone(),
         epoch,
         sender,
@@ -508,6 +512,7 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
     let (sender, _orders, cut) = SessionSender::for_session();
     let liar: AgentId = "020000000001".parse().expect("an agent id");
     let message = DispatcherMessage::Connected {
+        run: ServerId::default(),
         agent: liar.clone(),
         epoch: Epoch(1),
         sender,
@@ -540,7 +545,15 @@ async fn a_change_of_single_fields_is_not_sent_to_an_agent_that_cannot() {
         (fixture.agent.clone(), AgentCapabilities { changes: false, ..ALL_CAPABILITIES });
     let heard = LastHeard::at(0);
     dispatcher
-        .send(DispatcherMessage::Connected { agent, epoch, sender, taken: Vec::new(), heard, capabilities })
+        .send(DispatcherMessage::Connected {
+            run: ServerId::default(),
+            agent,
+            epoch,
+            sender,
+            taken: Vec::new(),
+            heard,
+            capabilities,
+        })
         .await;
     let change = Spec { change: vec!["op_timeout".to_owned()], ..Spec::default() };
     let refused = fixture.task_of(Some(change), 1, 0, 30_000, 60_000, 0).await;
@@ -564,6 +577,7 @@ async fn a_server_that_is_cut_off_sends_its_agents_away_and_decides_nothing_abou
         fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", 0, Epoch(0)).await.expect("connected");
     let (sender, mut orders, cut) = SessionSender::for_session();
     let message = DispatcherMessage::Connected {
+        run: ServerId::default(),
         agent: fixture.agent.clone(),
         epoch,
         sender,

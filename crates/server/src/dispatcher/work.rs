@@ -138,8 +138,8 @@ impl Work {
                 self.cancelled(task);
             }
             DispatcherMessage::Woken(wake) => self.woken(wake),
-            DispatcherMessage::Connected { agent, epoch, sender, taken, heard, capabilities } => {
-                let session = NewSession { agent, epoch, sender, taken, heard, capabilities };
+            DispatcherMessage::Connected { agent, run, epoch, sender, taken, heard, capabilities } => {
+                let session = NewSession { agent, run, epoch, sender, taken, heard, capabilities };
                 match self.cluster.is_shared() {
                     // Its ops are read from the store first.
                     true => self.cluster.connecting.push(session),
@@ -148,8 +148,12 @@ impl Work {
             }
             DispatcherMessage::Gone { agent, epoch } => {
                 self.cluster.connecting.retain(|session| session.agent != agent || session.epoch != epoch);
-                if self.sessions.get(&agent).is_some_and(|session| session.epoch == epoch) {
-                    self.gone(&agent);
+                match self.sessions.get(&agent).map(|session| session.epoch) {
+                    Some(known) if known == epoch => {
+                        self.gone(&agent);
+                    }
+                    Some(_) => {}
+                    None => self.cluster.left(agent),
                 }
             }
             DispatcherMessage::CutOff => self.cut_off(),

@@ -21,6 +21,7 @@ use procfleet_program::panics::{self, Caught};
 use procfleet_proto::link::{
     BadMessage, Hello, Refused, ServerList, Welcome, agent_message, decode_agent, server_message::Body,
 };
+use procfleet_store::ServerId;
 use procfleet_store::clock::WallMs;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -143,12 +144,14 @@ pub(super) async fn run(
                 return;
             }
         };
+        // Before the session is stored: a later run may store it, which costs a reconnect.
+        let run = link.store.membership().run();
         let Some(epoch) = Box::pin(record_connected(&link, &agent, &hello)).await else { return };
         info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
         let heard = LastHeard::at(link.clock.wall());
         let containment = hello.host.as_ref().map_or("", |facts| &facts.containment);
         let _counted = link.metrics.session(containment);
-        let session = open(&link, &agent, epoch, hello, renew_in, &heard, &mut socket);
+        let session = open(&link, &agent, (run, epoch), hello, renew_in, &heard, &mut socket);
         // The dispatcher must learn of the end of the session, also after a panic.
         let end = panics::catch(session).await.unwrap_or_else(SessionEnd::Panicked);
         link.questions.gone(&agent, epoch);
@@ -178,6 +181,8 @@ async fn record_connected(link: &Link, agent: &AgentId, hello: &Hello) -> Option
                 error = &error as &dyn std::error::Error,
                 "storing the start of a session failed; the session was closed"
             );
+            // It may be stored all the same.
+            link.dispatcher.send(DispatcherMessage::Gone { agent: agent.clone(), epoch: Epoch(0) }).await;
             None
         }
     }
@@ -316,7 +321,7 @@ async fn renew_only(link: &Link, agent: &AgentId, socket: &mut WebSocket) -> Ses
 async fn open(
     link: &Link,
     agent: &AgentId,
-    epoch: Epoch,
+    (run, epoch): (ServerId, Epoch),
     hello: Hello,
     renew_in: Duration,
     heard: &LastHeard,
@@ -352,6 +357,7 @@ async fn open(
     link.questions.connected(agent, epoch, &outbox, question_capabilities);
     let connected = DispatcherMessage::Connected {
         agent: agent.clone(),
+        run,
         epoch,
         sender: outbox,
         taken,

@@ -265,13 +265,14 @@ impl BeatTask {
         let client = self.client().await?;
         let servers = client
             .query(
-                "SELECT id, beat, advertise, agents, drains FROM servers JOIN beats ON server = id WHERE state = 'up'",
+                "SELECT id, beat, advertise, agents, drains, (SELECT max(id) FROM servers) \
+                 FROM servers JOIN beats ON server = id WHERE state = 'up'",
                 &[],
             )
             .await?;
         let sql = "SELECT name, server, EXISTS (SELECT 1 FROM servers WHERE id = leases.server AND state = 'up') FROM leases";
         let rows = client.query(sql, &[]).await?;
-        let (mut alive, mut beats) = (BTreeMap::new(), Vec::new());
+        let (mut alive, mut beats, mut newest) = (BTreeMap::new(), Vec::new(), 0);
         for row in servers {
             let (id, beat): (ServerId, i64) = (ServerId(row.try_get(0)?), row.try_get(1)?);
             let agents: i64 = row.try_get(3)?;
@@ -281,6 +282,7 @@ impl BeatTask {
                 drains: row.try_get(4)?,
             };
             alive.insert(id, server);
+            newest = row.try_get(5)?;
             if id != run {
                 beats.push((id, u64::try_from(beat).unwrap_or(0)));
             }
@@ -309,6 +311,8 @@ impl BeatTask {
         self.membership.publish(|view| {
             view.run = run;
             view.leases = leases;
+            // Servers are numbered, so those that are not up have ended.
+            view.ended = newest - i64::try_from(alive.len()).unwrap_or(0);
             view.alive = alive;
             view.drains = drains;
         });

@@ -101,7 +101,7 @@ impl OpReader {
             "SELECT ops.task, ops.idx, request, ops.cloud_id, ops.ip, supplier_id, agent_named, agent, start_by, deadline, \
                s.epoch, coalesce((ops.epoch = s.epoch AND (NOT ops.connected OR s.holder = $2)) \
                   OR (ops.epoch + 1 = s.epoch AND NOT ops.connected AND s.holder = $2), false), \
-               retired_at IS NOT NULL, revoked_at IS NOT NULL, revoked_why \
+               retired_at IS NOT NULL, revoked_at IS NOT NULL, revoked_why, s.holder \
                FROM ops LEFT JOIN outcomes ON outcomes.task = ops.task AND outcomes.idx = ops.idx \
                LEFT JOIN sessions AS s ON s.agent_id = ops.agent LEFT JOIN agents ON agents.agent_id = ops.agent \
                WHERE ops.task = ANY($1) AND code IS NULL {} AND (s.holder = $2 OR ($3 AND (s.holder IS NULL \
@@ -139,6 +139,7 @@ impl OpReader {
                 cancelled: *cancelled,
                 sent: if row.try_get(11)? { SentBefore::No } else { SentBefore::Maybe },
                 epoch: row.try_get::<_, Option<i64>>(10)?.map(|epoch| Epoch(natural(epoch))),
+                holder: row.try_get::<_, Option<i64>>(15)?.map(ServerId),
                 dismissal: dismissal(&row, 12)?,
             });
         }

@@ -131,6 +131,7 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
             deadline: row.get(8)?,
             cancelled,
             sent: SentBefore::No,
+            holder: None,
             epoch: None,
             dismissal: None,
         });

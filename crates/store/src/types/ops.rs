@@ -1,5 +1,6 @@
 //! Open ops and their outcomes.
 
+use crate::ServerId;
 use crate::clock::ClockReading;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::request::Target;
@@ -62,6 +63,8 @@ pub struct OpenOpRow {
     pub sent: SentBefore,
     /// The last session of its agent. `None`: it has no agent, or the store has one server only.
     pub epoch: Option<Epoch>,
+    /// The server that has or had that session.
+    pub holder: Option<ServerId>,
     /// `Some`: its agent does not come back. An embedded store says it for [`OpScope::All`] only.
     pub dismissal: Option<Dismissal>,
 }

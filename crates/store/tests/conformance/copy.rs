@@ -258,7 +258,9 @@ async fn answers(store: &Store, tasks: &[TaskId]) -> Vec<(String, String)> {
 /// Without what a server concludes from sessions: those of the old store have no server in the new one.
 async fn open_ops(store: &Store, scope: OpScope) -> Result<Vec<OpenOpRow>, StoreError> {
     let rows = store.open_ops(scope).await?.into_iter();
-    Ok(rows.map(|row| OpenOpRow { sent: SentBefore::Maybe, epoch: None, dismissal: None, ..row }).collect())
+    Ok(rows
+        .map(|row| OpenOpRow { sent: SentBefore::Maybe, epoch: None, holder: None, dismissal: None, ..row })
+        .collect())
 }
 
 #[track_caller]

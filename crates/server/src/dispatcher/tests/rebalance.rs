@@ -6,7 +6,7 @@ use crate::dispatcher::sessions::NewSession;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::rebalance::{SETTLED, STABLE};
 use procfleet_proto::link::Drain;
-use procfleet_store::{DrainOutcome, MembershipView, ServerIntro};
+use procfleet_store::{DrainOutcome, MembershipView, ServerIntro, StoreUrl};
 use procfleet_testkit::Cluster as PostgresCluster;
 
 /// The message that sends an agent to another server.
@@ -16,6 +16,7 @@ pub(super) struct TwoServers {
     pub(super) work: Work,
     pub(super) one: Store,
     pub(super) two: Store,
+    pub(super) url: StoreUrl,
 }
 
 fn intro(name: &str) -> ServerIntro {
@@ -39,7 +40,7 @@ pub(super) async fn two_servers() -> TwoServers {
     let clock = Clock::of_store(one.membership());
     let changes = watch::channel(0).0;
     let work = Work::load(one.clone(), clock, presences, metrics, backlog, changes, RESTART_GRACE);
-    let servers = TwoServers { work: work.await.expect("it loads"), one, two };
+    let servers = TwoServers { work: work.await.expect("it loads"), one, two, url };
     servers.until("they know each other", |view| view.alive.len() == 2).await;
     servers
 }
@@ -63,6 +64,7 @@ impl TwoServers {
         let (sender, receiver, _) = SessionSender::for_session();
         let session = NewSession {
             agent: agent(number),
+            run: self.one.membership().run(),
             epoch: Epoch(1),
             sender,
             taken: Vec::new(),

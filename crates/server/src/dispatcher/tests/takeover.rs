@@ -3,8 +3,9 @@
 
 use super::rebalance::{TwoServers, two_servers};
 use super::*;
-use crate::dispatcher::sessions::NewSession;
 use procfleet_core::dispatch::OpProgress;
+
+use procfleet_store::{EndedBy, Finished};
 
 /// The first server, an agent that has left it, and an op that waits for the agent.
 struct Waiting {
@@ -40,19 +41,28 @@ impl Waiting {
     /// The agent connects to the first server.
     async fn connect(&mut self) -> Epoch {
         let epoch = self.connect_to(&self.servers.one).await;
-        let (sender, _, _) = SessionSender::for_session();
-        let session = NewSession {
-            agent: self.fixture.agent.clone(),
-            epoch,
-            sender,
-            taken: Vec::new(),
-            heard: LastHeard::at(0),
-            capabilities: ALL_CAPABILITIES,
-        };
-        self.servers.work.cluster.connecting.push(session);
+        self.announce(self.servers.one.membership().run(), epoch);
         self.servers.work.follow_cluster().await;
         assert!(self.servers.work.sessions.contains_key(&self.fixture.agent));
         epoch
+    }
+
+    /// Tells the dispatcher of a session.
+    fn announce(&mut self, run: ServerId, epoch: Epoch) {
+        let (sender, _, _) = SessionSender::for_session();
+        let agent = self.fixture.agent.clone();
+        let (taken, heard, capabilities) = (Vec::new(), LastHeard::at(0), ALL_CAPABILITIES);
+        let connected =
+            DispatcherMessage::Connected { agent, run, epoch, sender, taken, heard, capabilities };
+        self.servers.work.take(connected);
+    }
+
+    /// An op of a task that the dispatcher has read before: only the agent's connect, or a death, lets it
+    /// read the op.
+    async fn accept_known(&mut self) -> OpId {
+        let op = self.accept().await;
+        self.servers.work.cluster.learn(op.task);
+        op
     }
 
     async fn connect_to(&self, store: &Store) -> Epoch {
@@ -79,7 +89,7 @@ async fn an_op_that_a_dead_server_may_have_sent_does_not_count_as_unsent() {
     waiting.servers.until("the other has left", |view| view.alive.len() == 1).await;
     waiting.servers.work.follow_cluster().await;
     let agent = &waiting.fixture.agent;
-    assert_eq!(waiting.servers.work.cluster.fence(agent), Some((agent.clone(), epoch)));
+    assert_eq!(waiting.servers.work.cluster.fence(agent, None), Some((agent.clone(), epoch)));
     assert_eq!([waiting.op, later].map(|op| waiting.progress(op)), [MAYBE, MAYBE]);
     assert!(!waiting.servers.work.back_by.contains_key(agent), "it has left another server since");
 }
@@ -94,4 +104,110 @@ async fn an_agent_that_comes_back_may_have_got_its_ops_elsewhere_only_if_it_was_
         waiting.connect().await;
         assert_eq!(waiting.progress(waiting.op), expected, "{was_elsewhere}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ops_of_an_agent_that_left_before_they_were_read_are_read() {
+    let mut waiting = waiting().await;
+    let run = waiting.servers.one.membership().run();
+    for is_announced in [true, false] {
+        let epoch = waiting.connect_to(&waiting.servers.one).await;
+        let op = waiting.accept_known().await;
+        if is_announced {
+            waiting.announce(run, epoch);
+        }
+        waiting.servers.work.take(DispatcherMessage::Gone { agent: waiting.fixture.agent.clone(), epoch });
+        waiting.servers.work.follow_cluster().await;
+        assert!(waiting.progress(op).is_some(), "{is_announced}");
+        assert!(!waiting.servers.work.sessions.contains_key(&waiting.fixture.agent));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_of_an_earlier_run_is_not_admitted() {
+    let mut waiting = waiting().await;
+    let epoch = waiting.connect_to(&waiting.servers.one).await;
+    waiting.announce(ServerId(0), epoch);
+    waiting.servers.work.follow_cluster().await;
+    assert!(!waiting.servers.work.sessions.contains_key(&waiting.fixture.agent));
+}
+
+/// It came and went between two looks of the dispatcher.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_ops_of_a_server_that_was_never_seen_alive_are_read_after_its_end() {
+    let mut waiting = waiting().await;
+    waiting.servers.work.follow_cluster().await;
+    let three = Store::connect(&waiting.servers.url).await.expect("a third server");
+    waiting.connect_to(&three).await;
+    let op = waiting.accept_known().await;
+    three.close().await.expect("closed");
+    let before = waiting.servers.work.verdicts_from;
+    waiting.servers.until("its end is seen", |view| view.ended == 1 && view.alive.len() == 2).await;
+    waiting.servers.work.follow_cluster().await;
+    assert!(waiting.progress(op).is_some());
+    assert!(waiting.servers.work.verdicts_from > before, "its agents have time to come back");
+}
+
+/// Its op is read before the dispatcher has looked at the servers again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_of_a_server_that_has_just_died_have_time_to_come_back() {
+    let mut waiting = waiting().await;
+    waiting.connect_to(&waiting.servers.two).await;
+    waiting.servers.work.follow_cluster().await;
+    waiting.servers.two.clone().close().await.expect("closed");
+    let op = waiting.accept().await;
+    let now = waiting.servers.work.clock.now();
+    waiting.servers.work.verdicts_from = now;
+    waiting.servers.work.unread.push(op.task);
+    waiting.servers.work.read_tasks().await;
+    assert!(waiting.progress(op).is_some(), "it is this server's to decide about");
+    assert!(waiting.servers.work.verdicts_from >= now + RESTART_GRACE);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ops_that_ended_elsewhere_are_forgotten_when_their_agent_connects() {
+    let mut waiting = waiting().await;
+    let by = EndedBy::Agent(waiting.fixture.agent.clone());
+    let finished = Finished {
+        op: waiting.op,
+        by,
+        outcome: Outcome::without_agent(Code::Success, "done", OpKind::Query),
+        at: 1,
+    };
+    waiting.servers.two.finish_ops(vec![finished]).await.expect("stored");
+    waiting.connect().await;
+    assert_eq!(waiting.progress(waiting.op), None);
+}
+
+/// On either engine: the write of a decision has failed, and is to be repeated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decision_that_is_not_written_is_dropped_when_the_agent_connects() {
+    let fixture = fixture().await;
+    let metrics = Arc::new(Metrics::new());
+    let presences = Presences::new(metrics.clone());
+    let backlog = Backlog::new(Load { ops: 1_000, bytes: 1_000_000 });
+    let (store, changes) = (fixture.store.clone(), watch::channel(0).0);
+    let work = Work::load(store, fixture.clock, presences, metrics, backlog, changes, Duration::ZERO);
+    let mut work = work.await.expect("it loads");
+    let ops = fixture.task(1, 10_000, 30_000, 60_000).await;
+    work.unread.push(ops[0].task);
+    work.read_tasks().await;
+    work.decide_due();
+    assert_eq!(work.finished.iter().map(|finished| finished.op).collect::<Vec<_>>(), ops, "it is away");
+    let wall = fixture.clock.wall();
+    let epoch = fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", wall, Epoch(0)).await;
+    let (sender, mut orders, _cut) = SessionSender::for_session();
+    work.take(DispatcherMessage::Connected {
+        agent: fixture.agent.clone(),
+        run: ServerId::default(),
+        epoch: epoch.expect("connected"),
+        sender,
+        taken: Vec::new(),
+        heard: LastHeard::at(0),
+        capabilities: ALL_CAPABILITIES,
+    });
+    work.settle().await;
+    assert!(matches!(orders.try_recv(), Some(Body::Op(_))), "the agent has it");
+    let open = fixture.store.open_ops(OpScope::All).await.expect("read");
+    assert_eq!(open.len(), 1, "and it is open");
 }
