@@ -5,10 +5,14 @@
 //! session or sent the agent elsewhere is avoided for [`AVOIDED`]:
 //!
 //! ```text
-//! there is a listed server that is not avoided              a random one of them, at once
-//! else: there is a server of the command line like that     a random one of them, at once
-//! else                                                      the one whose back-off is over first, then
+//! there is a listed server without failures that is not avoided      a random one of them, at once
+//! else: there is one of the command line that is not avoided         a random one of them, at once
+//! else: there is a listed server that is not avoided                 a random one of them, at once
+//! else                                                               the one whose back-off is over first, then
 //! ```
+//!
+//! An agent behind a TCP proxy may not reach the servers of the list at all, so after their first failures
+//! they come last.
 //!
 //! Each server has a back-off of its own: exponential, with full jitter, up to [`LONGEST_OF_ONE`] if it is
 //! the only one, and up to [`LONGEST_OF_SEVERAL`] otherwise. Three ends of a session delay the next attempt
@@ -142,17 +146,19 @@ impl ServerChoice {
     pub fn next(&self, now: BootTime, draw: Draw) -> NextServer {
         let at = self.not_before.map_or(now, |earliest| earliest.max(now));
         let begin = |server: &KnownServer| server.avoided.map_or(at, |avoided| avoided.retry_at.max(at));
-        let not_avoided = |rank: Rank| {
-            let is_candidate = |server: &&KnownServer| server.rank == rank && !server.is_avoided(at);
-            let servers: Vec<&KnownServer> = self.servers.iter().filter(is_candidate).collect();
+        let not_avoided = |is_candidate: fn(&KnownServer) -> bool| {
+            let servers = self.servers.iter().filter(|server| is_candidate(server) && !server.is_avoided(at));
+            let servers: Vec<&KnownServer> = servers.collect();
             (!servers.is_empty()).then_some((at, servers))
         };
         let all_avoided = || {
             let first = self.servers.iter().map(begin).min().unwrap_or(at);
             (first, self.servers.iter().filter(|server| begin(server) == first).collect())
         };
-        let (at, candidates) =
-            not_avoided(Rank::Listed).or_else(|| not_avoided(Rank::LastResort)).unwrap_or_else(all_avoided);
+        let (at, candidates) = not_avoided(|server| server.rank == Rank::Listed && server.failures == 0)
+            .or_else(|| not_avoided(|server| server.rank == Rank::LastResort))
+            .or_else(|| not_avoided(|server| server.rank == Rank::Listed))
+            .unwrap_or_else(all_avoided);
         let server = candidates[draw.below(candidates.len())].address.clone();
         NextServer { server, wait: at.since(now) }
     }

@@ -88,7 +88,7 @@ fn servers_of_the_command_line_are_the_last_resort() {
     check("x", "a b", "", "a b", 0);
     check("x", "a b", "a failed", "b", 0);
     check("x y", "a b", "a failed, b failed", "x y", 0);
-    check("x", "a b", "a failed, b failed, 60 s", "a b", 0);
+    check("x", "a b", "a failed, b failed, 60 s", "x", 0);
     check("x a", "a b", "b failed", "a", 0);
     check("x a", "a b", "b failed, a failed", "x", 0);
     // A list that has just arrived.
@@ -98,6 +98,16 @@ fn servers_of_the_command_line_are_the_last_resort() {
     check("x", "a b", "a failed, list a c", "c", 0);
     // A server that was removed, and only then fails, is no longer known.
     check("x", "a b", "list b, a failed", "b", 0);
+}
+
+/// As an agent behind a TCP proxy sees them: `x` is the proxy.
+#[test]
+fn listed_servers_that_have_failed_come_after_those_of_the_command_line() {
+    check("x", "a b", "a failed, b failed", "x", 0);
+    check("x", "a b", "a failed, b failed, x welcomed, 60 s", "x", 0);
+    check("x", "a b", "a failed, b failed, x welcomed, 60 s, a welcomed", "a", 0);
+    check("x", "a b", "a failed, b failed, 60 s, x failed", "a b", 0);
+    check("x", "a b", "a failed, 60 s", "b", 0);
 }
 
 #[test]
