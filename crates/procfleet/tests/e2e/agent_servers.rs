@@ -100,7 +100,7 @@ fn all_faults_of_the_addresses_are_named_at_once() {
         .env("PROCFLEET_PROXY", "ftp://me:secret@h:1")
         .run();
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    for fault in ["--server: \"http://x\" is not", "\"a:b\" is not", "--proxy: not a proxy: only http://"] {
+    for fault in ["--server: \"http://x\" is not", "\"a:b\" is not", "only http proxies are supported"] {
         assert!(ended.stderr.contains(fault), "{fault}: {ended:?}");
     }
     assert!(!ended.stderr.contains("secret") && !ended.stderr.contains("good"), "{ended:?}");

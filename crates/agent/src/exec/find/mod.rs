@@ -181,8 +181,13 @@ pub(in crate::exec) fn launched(
             // A process that an older command started is not the process of this command, even without its
             // mark.
             let older = all.all().into_iter().filter(|stat| stat.id.start_ticks < run.leader.start_ticks);
-            let others: Vec<Id> =
-                all.marked(wanted.mark).into_iter().chain(older).map(|stat| stat.id).collect();
+            // Nor is a worker of a process of this command: it has the name of its master, which may not have
+            // had that name yet when the members were looked at.
+            let marked = all.marked(wanted.mark);
+            let masters = marked.iter().filter(|stat| is_named(stat)).map(|stat| stat.id);
+            let workers = all.with_descendants(masters);
+            let others = marked.iter().map(|stat| stat.id).chain(workers).chain(older.map(|stat| stat.id));
+            let others: Vec<Id> = others.collect();
             match by_name(wanted, &all, &others) {
                 Ok(process) => return Sighting::Running(process),
                 Err(cause) => cause,
