@@ -225,16 +225,12 @@ impl PgStore {
         T: Send + 'static,
     {
         let read = async {
-            let mut connection = self.inner.connection().await?;
-            let snapshot = connection
-                .build_transaction()
-                .isolation_level(IsolationLevel::RepeatableRead)
-                .read_only(true)
-                .start()
-                .await?;
-            let seen = look(&snapshot, &arguments).await?;
-            snapshot.commit().await?;
-            Ok(seen)
+            match self.inner.read_once(&arguments, look).await {
+                Err(fault) if self.inner.drops_ended_connections(&fault) => {
+                    self.inner.read_once(&arguments, look).await
+                }
+                done => done,
+            }
         };
         self.answered(doing, read).await
     }
@@ -242,10 +238,12 @@ impl PgStore {
     /// One statement, with `?` for each value.
     async fn rows(&self, doing: &'static str, sql: &str, values: &[Value]) -> Result<Vec<Row>, StoreError> {
         let read = async {
-            let connection = self.inner.connection().await?;
-            let sql = numbered(sql);
-            let values: Vec<_> = values.iter().map(|value| (value.as_sql(), value.sql_type())).collect();
-            Ok(connection.query_typed(&sql, &values).await?)
+            match self.inner.rows_once(sql, values).await {
+                Err(fault) if self.inner.drops_ended_connections(&fault) => {
+                    self.inner.rows_once(sql, values).await
+                }
+                done => done,
+            }
         };
         self.answered(doing, read).await
     }
@@ -280,6 +278,37 @@ type UnitFn<A, T> = for<'a> fn(&'a Transaction<'a>, &'a A) -> BoxFuture<'a, Resu
 impl Inner {
     async fn connection(&self) -> Result<Object, PgFault> {
         Ok(self.pool.get().await?)
+    }
+
+    async fn read_once<A, T>(&self, arguments: &A, look: UnitFn<A, T>) -> Result<T, PgFault> {
+        let mut connection = self.connection().await?;
+        let snapshot = connection
+            .build_transaction()
+            .isolation_level(IsolationLevel::RepeatableRead)
+            .read_only(true)
+            .start()
+            .await?;
+        let seen = look(&snapshot, arguments).await?;
+        snapshot.commit().await?;
+        Ok(seen)
+    }
+
+    async fn rows_once(&self, sql: &str, values: &[Value]) -> Result<Vec<Row>, PgFault> {
+        let connection = self.connection().await?;
+        let sql = numbered(sql);
+        let values: Vec<_> = values.iter().map(|value| (value.as_sql(), value.sql_type())).collect();
+        Ok(connection.query_typed(&sql, &values).await?)
+    }
+
+    /// Whether a read failed because its connection has ended, so that it can be repeated on a new one. The
+    /// pool may not have noticed yet that the database has closed connections that nobody used; all of those
+    /// go.
+    fn drops_ended_connections(&self, fault: &PgFault) -> bool {
+        let has_ended = matches!(fault, PgFault::Sql(error) if error.is_closed());
+        if has_ended {
+            self.pool.retain(|_, _| false);
+        }
+        has_ended
     }
 
     async fn repeat<A, T>(&self, arguments: &A, work: UnitFn<A, T>) -> Result<T, PgFault> {
