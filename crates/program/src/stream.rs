@@ -313,10 +313,12 @@ mod tests {
         (reader, writer.into())
     }
 
+    const PATIENCE: Duration = Duration::from_secs(120);
+
     fn wait_until(stream: &Stream, is_so: impl Fn() -> bool) {
         let began = std::time::Instant::now();
         while !is_so() {
-            assert!(began.elapsed() < Duration::from_secs(120), "in vain");
+            assert!(began.elapsed() < PATIENCE, "in vain");
             stream.flush();
             std::thread::yield_now();
         }
