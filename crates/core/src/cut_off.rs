@@ -5,10 +5,10 @@
 //! another server still reaches the database, only this one is cut off, and its agents should leave.
 //!
 //! ```text
-//!           does not hold                 ASK_AFTER, a peer holds              CONFIRM_AFTER, a peer holds
-//! Holding ---------------> Lost ---------------------------------> Suspected ------------------------------> Left
-//!    ^                      ^  \--nobody holds: asks again             |
-//!    |                      +----------------nobody holds--------------+
+//!          does not hold          ASK_AFTER, a peer holds            CONFIRM_AFTER, a peer holds
+//! Holding --------------> Lost -----------------------------> Suspected ---------------------------> Left
+//!    ^                     ^  \--nobody holds: asks again         |
+//!    |                     +---------------nobody holds------------+
 //!    +--holds again, from every state
 //! ```
 //!
