@@ -28,8 +28,8 @@ SETTLE = 3.0
 class Server:
     """`procfleet server`, which can be killed and restarted on the same addresses."""
 
-    def __init__(self, bench, flags=()):
-        self.bench, self.flags = bench, list(flags)
+    def __init__(self, bench, flags=(), group=None):
+        self.bench, self.flags, self.group = bench, list(flags), group
         self.data = os.path.join(bench.folder, "server")
         self.link = "127.0.0.1:0"
         self.process = None
@@ -41,7 +41,7 @@ class Server:
                    *self.flags]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
-            env={**os.environ, "PROCFLEET_LOG": self.bench.log_level},
+            env={**os.environ, "PROCFLEET_LOG": self.bench.log_level}, group=self.group,
         )
         log.close()
         ready = self.process.stdout.readline().decode()

@@ -21,6 +21,9 @@ import report
 from callers import closed_loop
 from fleet import GSE, RESTART, START, Server, Sim, hosts, ip, operate, operation
 
+GROUP = 61_000
+"""The group id of the first server."""
+
 SIM_AGENTS = 12_000
 """More agents than this are divided among several simulators: each has its own limit of open files."""
 
@@ -101,7 +104,7 @@ class Servers:
     """Servers of one store."""
 
     def __init__(self, bench, name, count, url):
-        self.all = []
+        self.all, self.gone = [], set()
         for number in range(count):
             place = Folder(bench, f"{name}-{number}")
             if number > 0:
@@ -112,13 +115,14 @@ class Servers:
                     if os.path.exists(path):
                         shutil.copy(path, os.path.join(place.folder, "server", file))
             flags = ["--store", url, "--name", f"{name}-{number}"] if url else []
-            self.all.append(Server(place, flags))
+            # A group of its own, so that a rule of the packet filter can name its sockets.
+            self.all.append(Server(place, flags, group=GROUP + number if os.geteuid() == 0 else None))
 
     def links(self):
         return ",".join(f"https://{server.link}" for server in self.living())
 
     def living(self):
-        return [server for server in self.all if server.process.poll() is None]
+        return [server for server in self.all if server.process.poll() is None and server not in self.gone]
 
     def connected(self):
         return sum(server.connected() for server in self.living())
@@ -255,7 +259,9 @@ def measure_one(bench, options, name, short, count, url, database):
         accept(bench, options, name, api, fleet)
         status(bench, options, name, api)
         if options.kill and count > 1:
-            death(bench, options, name, servers, fleet)
+            death(bench, options, name, servers, fleet, KILLED)
+        if options.kill and count > 2 and os.geteuid() == 0:
+            death(bench, options, name, servers, fleet, SILENT)
     finally:
         if fleet:
             fleet.end()
@@ -295,35 +301,65 @@ def status(bench, options, name, api):
               f"{measure.percentile(took, 50) * 1e3:.2f} and {measure.percentile(took, 99) * 1e3:.2f}")
 
 
-def death(bench, options, name, servers, fleet):
-    """Kills a server during an op on all agents; the others take over its agents."""
+KILLED, SILENT = "kill -9 of a server", "all packets of a server dropped"
+
+
+class Drop:
+    """Drops every packet that a server sends, as a firewall or a machine without power would."""
+
+    TABLE = "procfleet_bench"
+
+    def __init__(self, server):
+        rules = (f"add table inet {self.TABLE}\n"
+                 f"add chain inet {self.TABLE} output {{ type filter hook output priority 0 ; }}\n"
+                 f"add rule inet {self.TABLE} output meta skgid {server.group} drop\n")
+        subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
+
+    def end(self):
+        subprocess.run(["nft", "delete", "table", "inet", self.TABLE], check=True)
+
+
+def death(bench, options, name, servers, fleet, how):
+    """A server goes during an op on all agents; the others take over its agents."""
     agents = options.agents
-    api, victim = servers.all[-1], servers.all[0]
+    time.sleep(options.settle)
+    api, victim = servers.all[-1], servers.living()[0]
+    lost, others = victim.connected(), servers.connected() - victim.connected()
     task = operate(api, RESTART, hosts(0, agents))
-    lost = victim.connected()
-    victim.kill()
-    killed = time.monotonic()
-    marks = {99: None, 100: None}
-    while marks[100] is None:
-        there, now = servers.connected(), time.monotonic() - killed
-        for part in marks:
-            if marks[part] is None and (agents - there) * 100 <= lost * (100 - part):
-                marks[part] = now
-        if now > options.patience:
-            raise measure.TookTooLong(f"{there} of {agents} were connected {now:.0f} s after the death of a server")
-        time.sleep(0.05)
-    for part, at in marks.items():
-        bench.say(name, f"kill -9 of a server: {part} % of its agents are at others after, s", f"{at:.1f}")
-    deadline = time.monotonic() + options.patience
-    while True:
-        row = api.api.data("GET", f"/api/v1/tasks/{task}?limit=1")
-        counts = {key: row.get(key, row.get("task", {}).get(key)) for key in ("open", "succeeded", "failed")}
-        if counts["open"] == 0:
-            break
-        if time.monotonic() > deadline:
-            raise measure.TookTooLong(f"{counts['open']} ops are open {options.patience} s after the death of a server")
-        time.sleep(0.5)
-    bench.say(name, "the op that was under way: succeeded and failed", f"{counts['succeeded']} and {counts['failed']}")
+    drop = None
+    if how == KILLED:
+        victim.kill()
+    else:
+        drop = Drop(victim)
+        servers.gone.add(victim)
+    try:
+        began = time.monotonic()
+        marks = {99: None, 100: None}
+        while marks[100] is None:
+            there, now = servers.connected() - others, time.monotonic() - began
+            for part in marks:
+                if marks[part] is None and (lost - there) * 100 <= lost * (100 - part):
+                    marks[part] = now
+            if now > options.patience:
+                raise measure.TookTooLong(f"{there} of {lost} agents were at other servers {now:.0f} s later ({how})")
+            time.sleep(0.05)
+        for part, at in marks.items():
+            bench.say(name, f"{how}: {part} % of its agents are at others after, s", f"{at:.1f}")
+        deadline = time.monotonic() + options.patience
+        while (counts := api.api.data("GET", f"/api/v1/tasks/{task}?limit=1")["counts"])["open"] > 0:
+            if time.monotonic() > deadline:
+                raise measure.TookTooLong(f"{counts['open']} ops are open {options.patience} s later ({how})")
+            time.sleep(0.5)
+        bench.say(name, f"{how}: the op under way ended after, s", f"{time.monotonic() - began:.1f}")
+        bench.say(name, f"{how}: the op under way succeeded and failed", f"{counts['succeeded']} and {counts['failed']}")
+        if counts["failed"]:
+            rows = api.api.data("GET", f"/api/v1/tasks/{task}?limit=1000&state=failed")["ops"]
+            for code in sorted({row["error_code"] for row in rows}):
+                of_code = [row for row in rows if row["error_code"] == code]
+                print(f"    {code}: {len(of_code)}, such as: {of_code[0]['error_msg']}", flush=True)
+    finally:
+        if drop:
+            drop.end()
 
 
 def read_options():
@@ -336,6 +372,7 @@ def read_options():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--accepts", type=int, default=5_000)
     parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--settle", type=float, default=5, help="seconds of rest before a server goes (default: %(default)s)")
     parser.add_argument("--patience", type=float, default=300)
     parser.add_argument("--procfleet", default="target/release/procfleet")
     parser.add_argument("--sim", default="target/release/procfleet-sim")

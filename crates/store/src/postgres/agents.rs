@@ -10,6 +10,7 @@ use super::ca;
 use super::columns::{agent, business, from_json, hash, host, integer, mark_if_any, natural, plain, to_json};
 use super::conditions::Value;
 use super::fault::PgFault;
+use super::line::{self, ChangeGroup, ChangeReply, LineChange};
 use super::tokens;
 use crate::clock::{ClockReading, WallMs};
 use crate::order::host_order;
@@ -19,6 +20,7 @@ use crate::{
     NewAudit, Replaces, Revoked, ServerId, SessionRecord, StoreError, TokenUse,
 };
 use deadpool_postgres::Transaction;
+use futures_util::future::BoxFuture;
 use procfleet_core::code::Code;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::request::Target;
@@ -53,16 +55,13 @@ impl PgStore {
         joining: JoiningAgent,
         now: i64,
     ) -> Result<Result<JoinedAgent, JoinTokenRefusal>, StoreError> {
-        self.write("enrolling an agent", (token, joining, now), |tx, (token, joining, now)| {
-            Box::pin(enroll(tx, token, joining, *now))
-        })
-        .await
+        self.write_in_line(|inner| &inner.joins, Join { token, joining, now }).await
     }
 
     pub(crate) async fn agent(&self, wanted: &AgentId) -> Result<Option<AgentRecord>, StoreError> {
         const DOING: &str = "reading an agent";
         let sql = format!("SELECT {COLUMNS} FROM {TABLES} WHERE agent_id = ?");
-        let rows = self.rows(DOING, &sql, &[wanted.to_string().into()]).await?;
+        let rows = self.prepared_rows(DOING, &sql, &[wanted.to_string().into()]).await?;
         Ok(self.converted(DOING, &rows, record)?.pop())
     }
 
@@ -71,7 +70,7 @@ impl PgStore {
         let sql =
             format!("SELECT {COLUMNS} FROM {TABLES} WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL");
         let values = [Value::Int(i64::from(host.cloud.0)), host.ip.to_string().into()];
-        let rows = self.rows(DOING, &sql, &values).await?;
+        let rows = self.prepared_rows(DOING, &sql, &values).await?;
         Ok(self.converted(DOING, &rows, record)?.pop())
     }
 
@@ -124,45 +123,6 @@ impl PgStore {
                     labelled.iter().map(|(agent, labels)| (agent.as_str(), labels.as_str())).unzip();
                 tx.execute(&statement, &[&agents, &labels]).await?;
                 insert_audit(tx, audit).await.map(|_| ())
-            })
-        })
-        .await
-    }
-
-    pub(crate) async fn agent_connected(
-        &self,
-        agent: &AgentId,
-        version: &str,
-        facts: &str,
-        at: i64,
-        highest: Epoch,
-    ) -> Result<Epoch, StoreError> {
-        let holder = self.membership().run();
-        let arguments = (agent.clone(), plain(version), plain(facts), at, highest, holder);
-        self.write("noting that an agent connected", arguments, |tx, (agent, version, facts, at, highest, holder)| {
-            Box::pin(async move {
-                // An UPDATE … FROM agents would not see that the agent was retired or revoked while it waited
-                // for the session. The lock of the agent's row does, and holds until the commit.
-                let sql = "WITH own AS MATERIALIZED ( \
-                               SELECT agent_id FROM sessions WHERE agent_id = $1 FOR UPDATE \
-                           ), living AS MATERIALIZED ( \
-                               SELECT agents.agent_id, (version, facts) IS DISTINCT FROM ($2, $3) AS is_other \
-                               FROM own JOIN agents ON agents.agent_id = own.agent_id \
-                               WHERE retired_at IS NULL AND revoked_at IS NULL FOR NO KEY UPDATE OF agents \
-                           ), told AS ( \
-                               UPDATE agents SET version = $2, facts = $3 FROM living \
-                               WHERE agents.agent_id = living.agent_id AND is_other \
-                           ) \
-                           UPDATE sessions SET epoch = greatest(epoch, $5) + 1, holder = $6, connected = true, \
-                           changed_at = $4, heard_at = $4 FROM living \
-                           WHERE sessions.agent_id = living.agent_id RETURNING epoch";
-                let statement = tx.prepare_cached(sql).await?;
-                let highest = integer(highest.0);
-                let row = tx
-                    .query_opt(&statement, &[&agent.as_str(), version, facts, at, &highest, &holder.0])
-                    .await?;
-                let row = row.ok_or_else(|| StoreError::NoSuchAgent(agent.clone()))?;
-                Ok(Epoch(natural(row.try_get(0)?)))
             })
         })
         .await
@@ -262,7 +222,7 @@ impl PgStore {
         Ok(targets.iter().map(found).collect())
     }
 
-    /// Reads all agents that the targets may mean, in one statement.
+    /// Reads all agents that the targets may mean.
     async fn inventory(&self, targets: &[Target]) -> Result<Inventory, StoreError> {
         const DOING: &str = "resolving targets";
         let mut ids = Vec::new();
@@ -276,21 +236,24 @@ impl PgStore {
                 ips.push(host.ip.to_string());
             }
         }
-        if ids.is_empty() && ips.is_empty() {
-            return Ok(Inventory::default());
+        let mut rows = Vec::new();
+        if !ids.is_empty() {
+            let sql = "SELECT agent_id, cloud_id, ip, business_id, retired_at IS NULL FROM agents WHERE agent_id = ANY(?)";
+            rows.extend(self.prepared_rows(DOING, sql, &[ids.into()]).await?);
         }
-        let sql = "SELECT agent_id, cloud_id, ip, business_id FROM agents \
-                   WHERE agent_id = ANY(?) AND retired_at IS NULL \
-                   UNION ALL \
-                   SELECT agent_id, cloud_id, ip, business_id FROM unnest(?, ?) AS wanted (cloud, address) \
-                   JOIN agents ON cloud_id = cloud AND ip = address AND retired_at IS NULL";
-        let rows = self.rows(DOING, sql, &[ids.into(), Value::Ints(clouds), ips.into()]).await?;
+        if !ips.is_empty() {
+            let sql = "SELECT agent_id, cloud_id, ip, business_id, true FROM unnest(?, ?) AS wanted (cloud, address) \
+                       JOIN agents ON cloud_id = cloud AND ip = address AND retired_at IS NULL";
+            rows.extend(self.prepared_rows(DOING, sql, &[Value::Ints(clouds), ips.into()]).await?);
+        }
         let mut inventory = Inventory::default();
-        for (agent, host, business) in self
-            .converted(DOING, &rows, |row| Ok((agent(row, 0)?, host(row, 1)?, business(row.try_get(3)?)?)))?
-        {
-            inventory.by_host.insert(host, agent.clone());
-            inventory.businesses.insert(agent, business);
+        let found =
+            |row: &Row| Ok((agent(row, 0)?, host(row, 1)?, business(row.try_get(3)?)?, row.try_get(4)?));
+        for (agent, host, business, is_enrolled) in self.converted(DOING, &rows, found)? {
+            if is_enrolled {
+                inventory.by_host.insert(host, agent.clone());
+                inventory.businesses.insert(agent, business);
+            }
         }
         Ok(inventory)
     }
@@ -323,7 +286,44 @@ fn host_of(target: &Target) -> Option<Host> {
     Some(Host { ip: host.ip.to_canonical(), ..host })
 }
 
-/// The unit of `join`. It locks the token, then the session and the row of the host's agent.
+/// An agent that wants to be enrolled.
+#[derive(Debug)]
+pub(super) struct Join {
+    token: TokenUse,
+    joining: JoiningAgent,
+    now: i64,
+}
+
+impl LineChange for Join {
+    type Answer = Result<JoinedAgent, JoinTokenRefusal>;
+    const DOING: &'static str = "enrolling an agent";
+
+    fn agent(&self) -> &AgentId {
+        &self.joining.agent
+    }
+
+    /// A join takes several statements, and others wait for the token meanwhile.
+    fn bytes(&self) -> usize {
+        line::BYTES / 50
+    }
+
+    /// A unit of many joins locks the sessions of agents that are replaced in no order. A deadlock costs a
+    /// repetition.
+    fn carry_out<'a>(
+        tx: &'a Transaction<'a>,
+        group: &'a ChangeGroup<Self>,
+    ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>> {
+        Box::pin(async move {
+            let mut replies = Vec::with_capacity(group.changes.len());
+            for Join { token, joining, now } in &group.changes {
+                replies.push(ChangeReply::Answer(Ok(enroll(tx, token, joining, *now).await?)));
+            }
+            Ok(replies)
+        })
+    }
+}
+
+/// Locks the token, then the session and the row of the host's agent.
 ///
 /// Of two units for one host without an agent, the second violates the unique index of hosts and is repeated.
 /// The same happens to a unit that has waited for the lock of an agent which is retired by then.
@@ -410,13 +410,15 @@ async fn lock_occupant(tx: &Transaction<'_>, host: Host, now: i64) -> Result<Opt
                    WHERE cloud_id = $1 AND ip = $2 AND retired_at IS NULL FOR UPDATE OF sessions \
                ) \
                SELECT agents.agent_id, business_id, \
-               epoch > 0 AND revoked_at IS NULL AND (connected OR changed_at > $3), labels \
-               FROM own JOIN agents ON agents.agent_id = own.agent_id \
-               WHERE retired_at IS NULL FOR NO KEY UPDATE OF agents";
+               epoch > 0 AND revoked_at IS NULL AND (connected OR changed_at > $3), labels, retired_at IS NULL \
+               FROM own JOIN agents ON agents.agent_id = own.agent_id FOR NO KEY UPDATE OF agents";
     let statement = tx.prepare_cached(sql).await?;
     let (cloud, ip) = (i64::from(host.cloud.0), host.ip.to_string());
-    let row = tx.query_opt(&statement, &[&cloud, &ip, &lost_before(now)]).await?;
-    row.map(|row| occupant(&row, 0)).transpose()
+    match tx.query_opt(&statement, &[&cloud, &ip, &lost_before(now)]).await? {
+        Some(row) if row.try_get(4)? => occupant(&row, 0).map(Some),
+        // Retired while this unit waited for its session.
+        Some(_) | None => Ok(None),
+    }
 }
 
 /// The holder of a token chooses the host that it joins as. It must not take a host from another business,

@@ -120,7 +120,7 @@ impl PgStore {
             "SELECT code, secret_hash, trusted, created_at, disabled_at, {GRANTS} FROM apps {} ORDER BY code",
             conditions.filter()
         );
-        let rows = self.rows(doing, &sql, conditions.values()).await?;
+        let rows = self.prepared_rows(doing, &sql, conditions.values()).await?;
         self.converted(doing, &rows, |row| {
             Ok(AppRow {
                 code: row.try_get(0)?,

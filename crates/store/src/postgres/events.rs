@@ -5,10 +5,14 @@ use super::audit::insert_audit;
 use super::columns::{agent, host, integer, natural, plain};
 use super::conditions::{Conditions, Value};
 use super::fault::PgFault;
+use super::line::{ChangeGroup, ChangeReply, LineChange, Locks};
+use super::proc_reports::lock_enrolled;
 use crate::{EventFilter, EventPage, EventRecord, NewAudit, NewEvent, StoreError, Webhook};
+use deadpool_postgres::Transaction;
+use futures_util::future::BoxFuture;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::{AgentId, BusinessId, ProcKey};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use tokio_postgres::Row;
 
 /// The counter is locked after the new events are known, and until the commit: numbers have no gaps, and
@@ -16,18 +20,15 @@ use tokio_postgres::Row;
 /// key, and the unit is repeated. OFFSET 0 keeps the lookup of each event from becoming a join, which
 /// might read all events of the agent.
 const ADD: &str = "\
-    WITH sender AS MATERIALIZED ( \
-        SELECT retired_at IS NULL AS may FROM sessions JOIN agents USING (agent_id) \
-        WHERE agent_id = $1 FOR NO KEY UPDATE \
-    ), new AS MATERIALIZED ( \
-        SELECT journal, journal_number, at, namespace, name, kind, message, details, report_id, proc_name, \
-            account, place, row_number() OVER (ORDER BY place) AS nth \
-        FROM unnest($3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[], $8::text[], $9::text[], \
-            $10::text[], $11::bigint[], $12::text[], $13::text[]) WITH ORDINALITY \
-            AS reported (journal, journal_number, at, namespace, name, kind, message, details, report_id, \
-            proc_name, account, place) \
-        WHERE EXISTS (SELECT 1 FROM sender WHERE may) AND NOT EXISTS ( \
-            SELECT 1 FROM events WHERE events.agent = $1 AND events.journal = reported.journal \
+    WITH new AS MATERIALIZED ( \
+        SELECT agent, received_at, journal, journal_number, at, namespace, name, kind, message, details, \
+            report_id, proc_name, account, place, row_number() OVER (ORDER BY place) AS nth \
+        FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[], \
+            $8::text[], $9::text[], $10::text[], $11::bigint[], $12::text[], $13::text[]) WITH ORDINALITY \
+            AS reported (agent, received_at, journal, journal_number, at, namespace, name, kind, message, \
+            details, report_id, proc_name, account, place) \
+        WHERE NOT EXISTS ( \
+            SELECT 1 FROM events WHERE events.agent = reported.agent AND events.journal = reported.journal \
             AND events.journal_number = reported.journal_number OFFSET 0) \
     ), counter AS ( \
         UPDATE event_counter SET last = last + (SELECT count(*) FROM new) \
@@ -35,11 +36,11 @@ const ADD: &str = "\
     ), stored AS ( \
         INSERT INTO events (number, agent, journal, journal_number, at, received_at, namespace, name, kind, \
             message, details, report_id, proc_name, account) \
-        SELECT counter.last - (SELECT count(*) FROM new) + nth, $1, journal, journal_number, at, $2, \
+        SELECT counter.last - (SELECT count(*) FROM new) + nth, agent, journal, journal_number, at, received_at, \
             namespace, name, kind, message, details, report_id, proc_name, account \
         FROM new CROSS JOIN counter \
     ) \
-    SELECT EXISTS (SELECT 1 FROM sender WHERE may), ARRAY(SELECT place FROM new ORDER BY place)";
+    SELECT ARRAY(SELECT place FROM new ORDER BY place)";
 
 /// Servers receive events at once, so the event that came first need not have the lowest number. It is
 /// looked for among so many that came next.
@@ -56,48 +57,8 @@ impl PgStore {
         let is_first = |event: &NewEvent| seen.insert((plain(&event.journal), integer(event.journal_number)));
         let mut events = events;
         events.retain(is_first);
-        self.write(
-            "storing events",
-            (from.clone(), events, received_at),
-            |tx, (from, events, received_at)| {
-                Box::pin(async move {
-                    let texts = |text: fn(&NewEvent) -> &str| -> Vec<String> {
-                        events.iter().map(|event| plain(text(event))).collect()
-                    };
-                    let numbers =
-                        |number: fn(&NewEvent) -> i64| -> Vec<i64> { events.iter().map(number).collect() };
-                    let statement = tx.prepare_cached(ADD).await?;
-                    let row = tx
-                        .query_one(
-                            &statement,
-                            &[
-                                &from.as_str(),
-                                received_at,
-                                &texts(|event| &event.journal),
-                                &numbers(|event| integer(event.journal_number)),
-                                &numbers(|event| event.at),
-                                &texts(|event| &event.proc.namespace),
-                                &texts(|event| &event.proc.name),
-                                &texts(|event| &event.kind),
-                                &texts(|event| &event.message),
-                                &texts(|event| &event.details),
-                                &numbers(|event| event.report_id),
-                                &texts(|event| &event.proc_name),
-                                &texts(|event| &event.account),
-                            ],
-                        )
-                        .await?;
-                    if !row.try_get::<_, bool>(0)? {
-                        return Err(StoreError::NoSuchAgent(from.clone()).into());
-                    }
-                    let places: Vec<i64> = row.try_get(1)?;
-                    let new: HashSet<i64> = places.into_iter().collect();
-                    let new = (1..).zip(events).filter(|(place, _)| new.contains(place));
-                    Ok(new.map(|(_, event)| event.clone()).collect())
-                })
-            },
-        )
-        .await
+        let report = EventReport { agent: from.clone(), events, received_at };
+        self.write_in_line(|inner| &inner.event_reports, report).await
     }
 
     pub(crate) async fn events(
@@ -198,6 +159,97 @@ impl PgStore {
         })
         .await
     }
+}
+
+/// Events that one agent reports.
+#[derive(Debug)]
+pub(super) struct EventReport {
+    agent: AgentId,
+    events: Vec<NewEvent>,
+    received_at: i64,
+}
+
+impl LineChange for EventReport {
+    type Answer = Vec<NewEvent>;
+    const DOING: &'static str = "storing events";
+
+    fn agent(&self) -> &AgentId {
+        &self.agent
+    }
+
+    fn bytes(&self) -> usize {
+        const COLUMNS: usize = 300;
+        self.events.iter().map(|event| event.message.len() + event.details.len() + COLUMNS).sum()
+    }
+
+    fn carry_out<'a>(
+        tx: &'a Transaction<'a>,
+        group: &'a ChangeGroup<Self>,
+    ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>> {
+        Box::pin(add(tx, group))
+    }
+}
+
+async fn add(
+    tx: &Transaction<'_>,
+    group: &ChangeGroup<EventReport>,
+) -> Result<Vec<ChangeReply<EventReport>>, PgFault> {
+    let senders = lock_enrolled(tx, group.changes.iter().map(|report| &report.agent), group.locks).await?;
+    let mut rows: Vec<(&EventReport, &NewEvent)> = Vec::new();
+    for report in group.changes.iter().filter(|report| senders.get(&report.agent) == Some(&true)) {
+        rows.extend(report.events.iter().map(|event| (report, event)));
+    }
+    let mut new: HashMap<&AgentId, Vec<NewEvent>> = HashMap::new();
+    for (report, event) in insert(tx, &rows).await? {
+        new.entry(&report.agent).or_default().push(event.clone());
+    }
+    let mut reply = |report: &EventReport| match senders.get(&report.agent) {
+        Some(true) => ChangeReply::Answer(Ok(new.remove(&report.agent).unwrap_or_default())),
+        None if group.locks == Locks::Skip => ChangeReply::Alone,
+        Some(false) | None => ChangeReply::Answer(Err(StoreError::NoSuchAgent(report.agent.clone()))),
+    };
+    Ok(group.changes.iter().map(&mut reply).collect())
+}
+
+/// Returns those that are new, in order.
+async fn insert<'a>(
+    tx: &Transaction<'_>,
+    rows: &[(&'a EventReport, &'a NewEvent)],
+) -> Result<Vec<(&'a EventReport, &'a NewEvent)>, PgFault> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let texts = |text: fn(&NewEvent) -> &str| -> Vec<String> {
+        rows.iter().map(|(_, event)| plain(text(event))).collect()
+    };
+    let numbers =
+        |number: fn(&NewEvent) -> i64| -> Vec<i64> { rows.iter().map(|(_, event)| number(event)).collect() };
+    let agents: Vec<&str> = rows.iter().map(|(report, _)| report.agent.as_str()).collect();
+    let received: Vec<i64> = rows.iter().map(|(report, _)| report.received_at).collect();
+    let statement = tx.prepare_cached(ADD).await?;
+    let row = tx
+        .query_one(
+            &statement,
+            &[
+                &agents,
+                &received,
+                &texts(|event| &event.journal),
+                &numbers(|event| integer(event.journal_number)),
+                &numbers(|event| event.at),
+                &texts(|event| &event.proc.namespace),
+                &texts(|event| &event.proc.name),
+                &texts(|event| &event.kind),
+                &texts(|event| &event.message),
+                &texts(|event| &event.details),
+                &numbers(|event| event.report_id),
+                &texts(|event| &event.proc_name),
+                &texts(|event| &event.account),
+            ],
+        )
+        .await?;
+    let places: Vec<i64> = row.try_get(0)?;
+    let new: HashSet<i64> = places.into_iter().collect();
+    Ok((1..).zip(rows).filter(|(place, _)| new.contains(place)).map(|(_, row)| *row).collect())
 }
 
 fn record(row: &Row) -> Result<EventRecord, PgFault> {

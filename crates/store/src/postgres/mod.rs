@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! method --> unit (a task of its own): connection from the pool, BEGIN, statements, COMMIT --> answer
+//! method of one agent --> line: a unit for all agents that wait at the same moment --> answer
 //! method --> read: connection from the pool, one statement, or several in one REPEATABLE READ snapshot
 //! beat   --> its own connection, twice a second: does the database answer, and which servers are alive?
 //! ```
@@ -23,15 +24,18 @@ mod ca;
 mod certificates;
 mod columns;
 mod conditions;
+mod connects;
 mod copy;
 mod events;
 mod fault;
 mod generation;
+mod line;
 mod membership;
 mod ops;
 mod partitions;
 mod pooler;
 mod proc_list;
+mod proc_reports;
 mod process_groups;
 mod procs;
 mod readmit;
@@ -47,13 +51,19 @@ mod wakeups;
 
 use crate::StoreError;
 use crate::membership::{Membership, MembershipView};
+use agents::Join;
 use conditions::{Value, numbered};
+use connects::Connect;
 use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts, Transaction,
 };
+use events::EventReport;
 use fault::{PgFault, Repeat};
 use futures_util::future::BoxFuture;
+use line::Line;
 use membership::Beats;
+use proc_reports::AgentProcs;
+use process_groups::AgentGroups;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::{IsolationLevel, Row};
@@ -67,10 +77,11 @@ const CONNECTIONS: usize = 8;
 const TRIES: u32 = 4;
 
 /// Settings of every connection. A server that stops in the middle of a transaction must not hold its locks
-/// for long. JIT costs more than it gains for short statements.
+/// for long. JIT costs more than it gains for short statements. Every statement has its index; a plan that
+/// was made when a table was small, or before its statistics were there, must not read all of it later.
 const SETTINGS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '5s'; SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 3; \
-     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 15000; SET jit = off; SET TimeZone = 'UTC'; \
+     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 15000; SET jit = off; SET enable_seqscan = off; SET TimeZone = 'UTC'; \
      SET client_min_messages = warning";
 
 /// Waiting for a free connection, opening one, and checking one that was used before.
@@ -92,6 +103,11 @@ struct Inner {
     membership: Membership,
     beats: Beats,
     _wakeups: Wakeups,
+    joins: Line<Join>,
+    connects: Line<Connect>,
+    proc_reports: Line<AgentProcs>,
+    group_reports: Line<AgentGroups>,
+    event_reports: Line<EventReport>,
     /// Where the store is, without the password.
     name: String,
 }
@@ -127,7 +143,18 @@ impl PgStore {
         membership.publish(|view| view.run = run);
         let beats = Beats::keep(membership.clone(), url.config().clone(), connector.clone());
         let wakeups = Wakeups::start(membership.clone(), outgoing, url.config().clone(), connector);
-        let inner = Inner { pool, membership, beats, _wakeups: wakeups, name: url.name().to_owned() };
+        let inner = Inner {
+            pool,
+            membership,
+            beats,
+            _wakeups: wakeups,
+            joins: Line::default(),
+            connects: Line::default(),
+            proc_reports: Line::default(),
+            group_reports: Line::default(),
+            event_reports: Line::default(),
+            name: url.name().to_owned(),
+        };
         let store = PgStore { inner: Arc::new(inner) };
         store.prepare().await?;
         tracing::info!(store = url.name(), schema = schema::known(), "store opened");
@@ -235,12 +262,36 @@ impl PgStore {
         self.answered(doing, read).await
     }
 
-    /// One statement, with `?` for each value.
+    /// One statement, with `?` for each value. It is planned for these values.
     async fn rows(&self, doing: &'static str, sql: &str, values: &[Value]) -> Result<Vec<Row>, StoreError> {
+        self.planned_rows(doing, sql, values, Planned::Now).await
+    }
+
+    /// As [`PgStore::rows`], for a statement that is often used and always the same: it is planned once.
+    async fn prepared_rows(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        values: &[Value],
+    ) -> Result<Vec<Row>, StoreError> {
+        self.planned_rows(doing, sql, values, Planned::Once).await
+    }
+
+    async fn planned_rows(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        values: &[Value],
+        planned: Planned,
+    ) -> Result<Vec<Row>, StoreError> {
         let read = async {
-            match self.inner.rows_once(sql, values).await {
+            match self.inner.rows_once(sql, values, planned).await {
                 Err(fault) if self.inner.drops_ended_connections(&fault) => {
-                    self.inner.rows_once(sql, values).await
+                    self.inner.rows_once(sql, values, planned).await
+                }
+                Err(fault) if fault.repeat() == Repeat::StaleStatement => {
+                    self.inner.pool.manager().statement_caches.clear();
+                    self.inner.rows_once(sql, values, planned).await
                 }
                 done => done,
             }
@@ -272,6 +323,13 @@ impl PgStore {
     }
 }
 
+/// When a statement is planned.
+#[derive(Clone, Copy, Debug)]
+enum Planned {
+    Now,
+    Once,
+}
+
 /// The statements of a unit. A plain function, so that it can run again with the same arguments.
 type UnitFn<A, T> = for<'a> fn(&'a Transaction<'a>, &'a A) -> BoxFuture<'a, Result<T, PgFault>>;
 
@@ -293,11 +351,21 @@ impl Inner {
         Ok(seen)
     }
 
-    async fn rows_once(&self, sql: &str, values: &[Value]) -> Result<Vec<Row>, PgFault> {
+    async fn rows_once(&self, sql: &str, values: &[Value], planned: Planned) -> Result<Vec<Row>, PgFault> {
         let connection = self.connection().await?;
         let sql = numbered(sql);
-        let values: Vec<_> = values.iter().map(|value| (value.as_sql(), value.sql_type())).collect();
-        Ok(connection.query_typed(&sql, &values).await?)
+        match planned {
+            Planned::Now => {
+                let values: Vec<_> = values.iter().map(|value| (value.as_sql(), value.sql_type())).collect();
+                Ok(connection.query_typed(&sql, &values).await?)
+            }
+            Planned::Once => {
+                let types: Vec<_> = values.iter().map(Value::sql_type).collect();
+                let statement = connection.prepare_typed_cached(&sql, &types).await?;
+                let values: Vec<_> = values.iter().map(Value::as_sql).collect();
+                Ok(connection.query(&statement, &values).await?)
+            }
+        }
     }
 
     /// Whether a read failed because its connection has ended, so that it can be repeated on a new one. The

@@ -96,15 +96,17 @@ impl OpReader {
             tasks.insert(id, (accepted, requests, cancelled));
         }
         // An op was not sent before if no session can have sent it: the agent had none when the op was
-        // accepted, or the session of that time is this server's own, which knows what it has sent.
+        // accepted, or the session of that time is this server's own, which knows what it has sent. OFFSET 0
+        // lets the planner begin with the ops: there are more sessions of this server than open ops.
         let sql = format!(
             "SELECT ops.task, ops.idx, request, ops.cloud_id, ops.ip, supplier_id, agent_named, agent, start_by, deadline, \
                s.epoch, coalesce((ops.epoch = s.epoch AND (NOT ops.connected OR s.holder = $2)) \
                   OR (ops.epoch + 1 = s.epoch AND NOT ops.connected AND s.holder = $2), false), \
                retired_at IS NOT NULL, revoked_at IS NOT NULL, revoked_why, s.holder \
-               FROM ops LEFT JOIN outcomes ON outcomes.task = ops.task AND outcomes.idx = ops.idx \
-               LEFT JOIN sessions AS s ON s.agent_id = ops.agent LEFT JOIN agents ON agents.agent_id = ops.agent \
-               WHERE ops.task = ANY($1) AND code IS NULL {} AND (s.holder = $2 OR ($3 AND (s.holder IS NULL \
+               FROM ops LEFT JOIN LATERAL (SELECT epoch, holder FROM sessions WHERE agent_id = ops.agent OFFSET 0) AS s ON true \
+               LEFT JOIN agents ON agents.agent_id = ops.agent \
+               WHERE ops.task = ANY($1) AND NOT EXISTS (SELECT 1 FROM outcomes \
+                  WHERE outcomes.task = ops.task AND outcomes.idx = ops.idx OFFSET 0) {} AND (s.holder = $2 OR ($3 AND (s.holder IS NULL \
                   OR NOT EXISTS (SELECT 1 FROM servers WHERE id = s.holder AND state = 'up')))) \
                ORDER BY array_position($1, ops.task), ops.idx",
             if agents.is_some() { "AND ops.agent = ANY($4)" } else { "" }
@@ -173,6 +175,15 @@ struct Batch {
 
 const INPUT: &str = "unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[]) \
                      WITH ORDINALITY AS i (task, stamp, idx, agent, code, message, content, at, ordinal)";
+
+/// The task, the op and the outcome of each row of [`INPUT`]. OFFSET 0 makes each a lookup by the whole key:
+/// the planner expects few ops of a task, and would read all of them for each row.
+const ITS_TASK: &str =
+    "CROSS JOIN LATERAL (SELECT stamp FROM tasks WHERE number = i.task OFFSET 0) AS its_task";
+const ITS_OP: &str =
+    "CROSS JOIN LATERAL (SELECT agent FROM ops WHERE task = i.task AND idx = i.idx OFFSET 0) AS its_op";
+const ITS_OUTCOME: &str = "CROSS JOIN LATERAL (SELECT code, message FROM outcomes WHERE task = i.task AND idx = i.idx OFFSET 0) \
+                           AS its_outcome";
 
 impl Batch {
     fn new(finished: Vec<Finished>) -> Result<Batch, PgFault> {
@@ -279,31 +290,32 @@ impl Batch {
     }
 
     /// Stores the first outcome of each op and counts it. Returns the ordinals of those that were stored. The
-    /// counts are locked in order first, so that batches of several servers never deadlock.
+    /// counts are locked in order first, so that batches of several servers never deadlock. The ordinals are
+    /// looked up by CASE and IN, which build a hash table; the planner, which expects one row, would compare
+    /// each row of a join with each.
     async fn insert(&self, tx: &Transaction<'_>) -> Result<HashSet<i64>, PgFault> {
         let sql = format!(
             "WITH input AS MATERIALIZED (SELECT * FROM {INPUT}), \
              locked AS MATERIALIZED (SELECT number FROM task_counts WHERE number IN (SELECT task FROM input) \
                 ORDER BY number FOR UPDATE), \
              valid AS MATERIALIZED (SELECT DISTINCT ON (i.task, i.idx) i.task, i.idx, i.code, i.message, i.content, i.at, i.ordinal \
-                FROM input AS i JOIN locked ON locked.number = i.task \
-                JOIN tasks ON tasks.number = i.task AND tasks.stamp = i.stamp \
-                JOIN ops ON ops.task = i.task AND ops.idx = i.idx \
-                WHERE i.agent IS NULL OR ops.agent = i.agent ORDER BY i.task, i.idx, i.ordinal), \
+                FROM input AS i {ITS_TASK} {ITS_OP} \
+                WHERE CASE WHEN i.task IN (SELECT number FROM locked) THEN i.stamp = its_task.stamp END \
+                AND (i.agent IS NULL OR its_op.agent = i.agent) ORDER BY i.task, i.idx, i.ordinal), \
              new AS (INSERT INTO outcomes (task, idx, code, message, content, ended_at) \
                 SELECT task, idx, code, message, content, at FROM valid ON CONFLICT DO NOTHING RETURNING task, idx, code), \
              counted AS (UPDATE task_counts SET open = open - ended, succeeded = succeeded + well, failed = failed + ended - well \
                 FROM (SELECT task, count(*) AS ended, count(*) FILTER (WHERE code = $9) AS well FROM new GROUP BY task) AS sums \
                 WHERE number = task RETURNING number, open), \
              closed AS (UPDATE tasks SET is_open = false FROM counted WHERE tasks.number = counted.number AND counted.open = 0) \
-             SELECT ordinal FROM valid JOIN new USING (task, idx)"
+             SELECT CASE WHEN (task, idx) IN (SELECT task, idx FROM new) THEN ordinal END FROM valid"
         );
         let statement = tx.prepare_cached(&sql).await?;
         let success = i64::from(Code::Success.number());
         let Batch { task, stamp, index, agent, code, message, content, at, .. } = self;
         let rows =
             tx.query(&statement, &[task, stamp, index, agent, code, message, content, at, &success]).await?;
-        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+        ordinals(&rows)
     }
 
     /// Keeps what agents say of ops that ended otherwise. Returns the ordinals of those that were kept; the
@@ -311,38 +323,42 @@ impl Batch {
     async fn keep_late(&self, tx: &Transaction<'_>) -> Result<HashSet<i64>, PgFault> {
         let sql = format!(
             "WITH late AS MATERIALIZED (SELECT DISTINCT ON (i.task, i.idx) i.task, i.idx, i.code, i.message, i.at, i.ordinal \
-                FROM {INPUT} JOIN tasks ON tasks.number = i.task AND tasks.stamp = i.stamp \
-                JOIN ops ON ops.task = i.task AND ops.idx = i.idx AND ops.agent = i.agent \
-                JOIN outcomes AS o ON o.task = i.task AND o.idx = i.idx \
-                WHERE i.content IS NOT NULL AND (o.code != i.code OR o.message != i.message) \
+                FROM {INPUT} {ITS_TASK} {ITS_OP} {ITS_OUTCOME} \
+                WHERE i.stamp = its_task.stamp AND i.agent = its_op.agent AND i.content IS NOT NULL \
+                AND (its_outcome.code != i.code OR its_outcome.message != i.message) \
                 ORDER BY i.task, i.idx, i.ordinal), \
              kept AS (INSERT INTO late_reports (task, idx, code, message, at) SELECT task, idx, code, message, at FROM late \
                 ON CONFLICT DO NOTHING RETURNING task, idx) \
-             SELECT ordinal FROM late JOIN kept USING (task, idx)"
+             SELECT CASE WHEN (task, idx) IN (SELECT task, idx FROM kept) THEN ordinal END FROM late"
         );
         let statement = tx.prepare_cached(&sql).await?;
         let Batch { task, stamp, index, agent, code, message, content, at, .. } = self;
         let rows = tx.query(&statement, &[task, stamp, index, agent, code, message, content, at]).await?;
-        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+        ordinals(&rows)
     }
 
     /// Why ops could not be ended. Whose they are comes first: another agent learns nothing about them.
     async fn why_not(&self, tx: &Transaction<'_>) -> Result<Vec<Applied>, PgFault> {
-        let sql = "SELECT i.agent IS NULL OR ops.agent IS NOT DISTINCT FROM i.agent, ops.task IS NOT NULL \
-                   FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[]) \
-                   WITH ORDINALITY AS i (task, stamp, idx, agent, ordinal) \
-                   LEFT JOIN tasks ON tasks.number = i.task AND tasks.stamp = i.stamp \
-                   LEFT JOIN ops ON ops.task = tasks.number AND ops.idx = i.idx ORDER BY i.ordinal";
-        let statement = tx.prepare_cached(sql).await?;
+        let sql = format!(
+            "SELECT i.agent IS NULL OR its_op.agent IS NOT DISTINCT FROM i.agent, i.ordinal \
+             FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[]) \
+             WITH ORDINALITY AS i (task, stamp, idx, agent, ordinal) {ITS_TASK} {ITS_OP} WHERE i.stamp = its_task.stamp"
+        );
+        let statement = tx.prepare_cached(&sql).await?;
         let Batch { task, stamp, index, agent, .. } = self;
         let rows = tx.query(&statement, &[task, stamp, index, agent]).await?;
-        let applied = |row: &Row| -> Result<Applied, PgFault> {
-            Ok(match (row.try_get(1)?, row.try_get(0)?) {
-                (false, _) => Applied::Unknown,
-                (true, false) => Applied::NotYours,
-                (true, true) => Applied::Already,
-            })
-        };
-        rows.iter().map(applied).collect()
+        let mut applied = vec![Applied::Unknown; task.len()];
+        for row in &rows {
+            let ordinal: i64 = row.try_get(1)?;
+            let place = usize::try_from(ordinal - 1).ok().and_then(|index| applied.get_mut(index));
+            let place = place.ok_or_else(|| unreadable("an ordinal", &ordinal))?;
+            *place = if row.try_get(0)? { Applied::Already } else { Applied::NotYours };
+        }
+        Ok(applied)
     }
+}
+
+/// Reads one column; it is null for those that were not stored.
+fn ordinals(rows: &[Row]) -> Result<HashSet<i64>, PgFault> {
+    rows.iter().filter_map(|row| row.try_get(0).map_err(PgFault::from).transpose()).collect()
 }

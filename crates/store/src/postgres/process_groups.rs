@@ -4,10 +4,12 @@ use super::PgStore;
 use super::columns::{agent, from_json, integer, plain, to_json};
 use super::conditions::Value;
 use super::fault::PgFault;
-use super::procs::lock_session;
+use super::line::{ChangeGroup, ChangeReply, LineChange};
+use super::proc_reports::{SessionLock, lock_sessions};
 use crate::limits;
 use crate::{GroupsRecord, StoreError};
 use deadpool_postgres::Transaction;
+use futures_util::future::BoxFuture;
 use procfleet_core::spec::ProcessGroup;
 use procfleet_core::{AgentId, Epoch};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -19,23 +21,8 @@ impl PgStore {
         epoch: Epoch,
         groups: Vec<GroupsRecord>,
     ) -> Result<usize, StoreError> {
-        let arguments = (agent.clone(), epoch, plain_namespaces(groups));
-        self.write("storing changed process groups", arguments, |tx, (agent, epoch, groups)| {
-            Box::pin(async move {
-                lock_session(tx, agent, *epoch).await?;
-                let stored =
-                    tx.prepare_cached("SELECT namespace FROM process_groups WHERE agent = $1").await?;
-                let rows = tx.query(&stored, &[&agent.as_str()]).await?;
-                let known = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<&str>, _>>()?;
-                let report = GroupsReport::new(groups, known);
-                let sql = "DELETE FROM process_groups WHERE agent = $1 AND namespace = ANY($2)";
-                let delete = tx.prepare_cached(sql).await?;
-                tx.execute(&delete, &[&agent.as_str(), &Vec::from_iter(&report.cleared)]).await?;
-                upsert(tx, agent, &report, "excluded.revision > process_groups.revision").await?;
-                Ok(report.left_out)
-            })
-        })
-        .await
+        let report = AgentGroups::new(agent, epoch, groups, Others::Stay);
+        self.write_in_line(|inner| &inner.group_reports, report).await
     }
 
     pub(crate) async fn replace_process_groups(
@@ -44,21 +31,8 @@ impl PgStore {
         epoch: Epoch,
         groups: Vec<GroupsRecord>,
     ) -> Result<usize, StoreError> {
-        let arguments = (agent.clone(), epoch, plain_namespaces(groups));
-        self.write("storing an agent's process groups", arguments, |tx, (agent, epoch, groups)| {
-            Box::pin(async move {
-                lock_session(tx, agent, *epoch).await?;
-                let report = GroupsReport::new(groups, HashSet::new());
-                let sql = "DELETE FROM process_groups WHERE agent = $1 AND namespace <> ALL($2)";
-                let delete = tx.prepare_cached(sql).await?;
-                tx.execute(&delete, &[&agent.as_str(), &Vec::from_iter(report.set.keys())]).await?;
-                let changed = "(excluded.revision, excluded.groups_json) \
-                               IS DISTINCT FROM (process_groups.revision, process_groups.groups_json)";
-                upsert(tx, agent, &report, changed).await?;
-                Ok(report.left_out)
-            })
-        })
-        .await
+        let report = AgentGroups::new(agent, epoch, groups, Others::Go);
+        self.write_in_line(|inner| &inner.group_reports, report).await
     }
 
     pub(crate) async fn process_groups(
@@ -73,6 +47,105 @@ impl PgStore {
         })?;
         Ok(found.into_iter().collect())
     }
+}
+
+/// A report of one agent.
+#[derive(Debug)]
+pub(super) struct AgentGroups {
+    agent: AgentId,
+    epoch: Epoch,
+    groups: Vec<GroupsRecord>,
+    others: Others,
+}
+
+/// The agent's stored namespaces that are not in a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Others {
+    Stay,
+    Go,
+}
+
+impl AgentGroups {
+    fn new(agent: &AgentId, epoch: Epoch, groups: Vec<GroupsRecord>, others: Others) -> AgentGroups {
+        AgentGroups { agent: agent.clone(), epoch, groups: plain_namespaces(groups), others }
+    }
+
+    /// Stores it. The session is locked.
+    async fn store(&self, tx: &Transaction<'_>) -> Result<usize, PgFault> {
+        let agent = self.agent.as_str();
+        match self.others {
+            Others::Stay => {
+                let stored =
+                    tx.prepare_cached("SELECT namespace FROM process_groups WHERE agent = $1").await?;
+                let rows = tx.query(&stored, &[&agent]).await?;
+                let known = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<&str>, _>>()?;
+                let report = GroupsReport::new(&self.groups, known);
+                let sql = "DELETE FROM process_groups WHERE agent = $1 AND namespace = ANY($2)";
+                let delete = tx.prepare_cached(sql).await?;
+                tx.execute(&delete, &[&agent, &Vec::from_iter(&report.cleared)]).await?;
+                upsert(tx, &self.agent, &report, "excluded.revision > process_groups.revision").await?;
+                Ok(report.left_out)
+            }
+            Others::Go => {
+                let report = GroupsReport::new(&self.groups, HashSet::new());
+                let sql = "DELETE FROM process_groups WHERE agent = $1 AND namespace <> ALL($2)";
+                let delete = tx.prepare_cached(sql).await?;
+                tx.execute(&delete, &[&agent, &Vec::from_iter(report.set.keys())]).await?;
+                let changed = "(excluded.revision, excluded.groups_json) \
+                               IS DISTINCT FROM (process_groups.revision, process_groups.groups_json)";
+                upsert(tx, &self.agent, &report, changed).await?;
+                Ok(report.left_out)
+            }
+        }
+    }
+}
+
+impl LineChange for AgentGroups {
+    type Answer = usize;
+    const DOING: &'static str = "storing an agent's process groups";
+
+    fn agent(&self) -> &AgentId {
+        &self.agent
+    }
+
+    fn bytes(&self) -> usize {
+        const GROUP: usize = 200;
+        self.groups.iter().map(|record| (record.groups.len() + 1) * GROUP).sum()
+    }
+
+    fn carry_out<'a>(
+        tx: &'a Transaction<'a>,
+        group: &'a ChangeGroup<Self>,
+    ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>> {
+        Box::pin(store(tx, group))
+    }
+}
+
+async fn store(
+    tx: &Transaction<'_>,
+    group: &ChangeGroup<AgentGroups>,
+) -> Result<Vec<ChangeReply<AgentGroups>>, PgFault> {
+    let sessions = group.changes.iter().map(|report| (&report.agent, report.epoch)).collect();
+    let locked = lock_sessions(tx, sessions, group.locks).await?;
+    let mut replies = Vec::with_capacity(locked.len());
+    // Most agents have none, which they say whenever they connect.
+    let mut without: Vec<&str> = Vec::new();
+    for (report, lock) in group.changes.iter().zip(locked) {
+        replies.push(match lock {
+            SessionLock::Held if report.others == Others::Go && report.groups.is_empty() => {
+                without.push(report.agent.as_str());
+                ChangeReply::Answer(Ok(0))
+            }
+            SessionLock::Held => ChangeReply::Answer(Ok(report.store(tx).await?)),
+            SessionLock::Refused(error) => ChangeReply::Answer(Err(error)),
+            SessionLock::Skipped => ChangeReply::Alone,
+        });
+    }
+    if !without.is_empty() {
+        let delete = tx.prepare_cached("DELETE FROM process_groups WHERE agent = ANY($1)").await?;
+        tx.execute(&delete, &[&without]).await?;
+    }
+    Ok(replies)
 }
 
 /// What is left to do after all records of a report, taken in order. `cleared` comes before `set`.

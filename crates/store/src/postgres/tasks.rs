@@ -144,7 +144,10 @@ impl PgStore {
 }
 
 const TASKS: &str = "tasks JOIN task_counts USING (number)";
-const OPS: &str = "ops LEFT JOIN outcomes ON outcomes.task = ops.task AND outcomes.idx = ops.idx";
+/// OFFSET 0 makes the outcome of each op a lookup by its whole key: the planner expects few outcomes of a
+/// task, and would read all of them for each op.
+const OPS: &str = "ops LEFT JOIN LATERAL (SELECT code, message, content, ended_at FROM outcomes \
+                   WHERE outcomes.task = ops.task AND outcomes.idx = ops.idx OFFSET 0) AS its_outcome ON true";
 
 /// A new number of the day of this time. No other task ever gets it.
 pub(super) async fn next_number(tx: &Transaction<'_>, at: i64) -> Result<i64, PgFault> {

@@ -70,7 +70,7 @@ impl PgStore {
                    LEFT JOIN agents ON agents.cloud_id = tokens.cloud_id AND ip = ? AND retired_at IS NULL \
                    LEFT JOIN sessions ON sessions.agent_id = agents.agent_id WHERE id = ?";
         let values = [Value::Int(lost_before(now)), ip.to_string().into(), plain(&token.id).into()];
-        let rows = self.rows(DOING, sql, &values).await?;
+        let rows = self.prepared_rows(DOING, sql, &values).await?;
         let refusal = |row: &Row| -> Result<Option<JoinTokenRefusal>, PgFault> {
             let belonging = match check(row, &token, now)? {
                 Ok(belonging) => belonging,

@@ -21,8 +21,11 @@ impl SqliteStore {
         let from = from.clone();
         self.write("storing events", move |db| {
             require(db, &from)?;
-            let sql = "INSERT OR IGNORE INTO events (agent, journal, journal_number, at, received_at, namespace, name, \
-                       kind, message, details, report_id, proc_name, account) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+            // INSERT OR IGNORE would use up a number for each event that is known.
+            let sql = "INSERT INTO events (agent, journal, journal_number, at, received_at, namespace, name, \
+                       kind, message, details, report_id, proc_name, account) \
+                       SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13 WHERE NOT EXISTS \
+                       (SELECT 1 FROM events WHERE agent = ?1 AND journal = ?2 AND journal_number = ?3)";
             let mut insert = db.prepare_cached(sql)?;
             let mut new = Vec::new();
             for event in events {

@@ -2,6 +2,7 @@
 
 mod agents;
 mod apps;
+mod at_once;
 mod businesses;
 mod ca;
 mod certificates;

@@ -11,6 +11,14 @@ async fn fixture(agents: &[&str]) -> Fixture {
     TestEngine::Postgres.with_agents(agents).await
 }
 
+/// Units of one agent's messages come one after the other in one server, so two servers are needed to make
+/// them meet.
+async fn two_servers(agents: &[&str]) -> (TempDir, Store, Store) {
+    let Fixture { folder, store } = fixture(agents).await;
+    let other = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
+    (folder, store, other)
+}
+
 fn under_key(request: u8) -> Submission {
     let key = SubmissionKey { kind: KeyKind::Idempotency, text: "k".to_owned() };
     Submission { key, request_hash: [request; 32], since: ClockReading { wall: i64::MIN, mark: None } }
@@ -159,11 +167,11 @@ async fn a_task_that_has_just_ended_cannot_be_cancelled() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_get_their_numbers_in_the_order_of_the_commits_and_without_gaps() {
-    let Fixture { folder, store } = fixture(&["a", "b"]).await;
+    let (folder, store, other) = two_servers(&["a", "b"]).await;
     let gate = Gate::at(&folder, "INSERT ON events").await;
     let first = tokio::spawn(add_event(&store, "a"));
     gate.wait_until_somebody_is_here().await;
-    let second = tokio::spawn(add_event(&store, "b"));
+    let second = tokio::spawn(add_event(&other, "b"));
     assert_eq!(
         gate.wait_for(&second).await,
         Meanwhile::Waited,
@@ -182,11 +190,11 @@ async fn events_get_their_numbers_in_the_order_of_the_commits_and_without_gaps()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_dies_leaves_no_gap() {
-    let Fixture { folder, store } = fixture(&["a", "b"]).await;
+    let (folder, store, other) = two_servers(&["a", "b"]).await;
     let gate = Gate::at(&folder, "INSERT ON events").await;
     let first = tokio::spawn(add_event(&store, "a"));
     gate.wait_until_somebody_is_here().await;
-    let second = tokio::spawn(add_event(&store, "b"));
+    let second = tokio::spawn(add_event(&other, "b"));
     assert_eq!(gate.wait_for(&second).await, Meanwhile::Waited);
     gate.end_who_is_here().await;
     first.await.expect("no panic").expect_err("its connection has ended");
@@ -201,9 +209,9 @@ async fn an_event_that_dies_leaves_no_gap() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_comes_twice_at_once_is_stored_once() {
-    let Fixture { folder, store } = fixture(&["a"]).await;
+    let (folder, store, other) = two_servers(&["a"]).await;
     let gate = Gate::at(&folder, "INSERT ON events").await;
-    let (first, second, meanwhile) = gate.between(add_event(&store, "a"), add_event(&store, "a")).await;
+    let (first, second, meanwhile) = gate.between(add_event(&store, "a"), add_event(&other, "a")).await;
     let stored = (first.expect("no error"), second.expect("no error"));
     assert_eq!((stored, meanwhile), ((1, 0), Meanwhile::Waited));
     assert_eq!(store.newest_event_number().await.expect("no error"), 1);
@@ -211,9 +219,9 @@ async fn an_event_that_comes_twice_at_once_is_stored_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_connections_of_an_agent_get_epochs_of_their_own() {
-    let Fixture { folder, store } = fixture(&["a"]).await;
+    let (folder, store, other) = two_servers(&["a"]).await;
     let gate = Gate::at(&folder, "UPDATE ON sessions").await;
-    let (first, second, meanwhile) = gate.between(connect(&store), connect(&store)).await;
+    let (first, second, meanwhile) = gate.between(connect(&store), connect(&other)).await;
     assert_eq!((first.expect("connected"), second.expect("connected")), (1, 2));
     assert_eq!(meanwhile, Meanwhile::Waited);
 }
@@ -241,9 +249,9 @@ async fn an_agent_that_is_connecting_is_revoked_after_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_agents_that_join_as_one_host_take_turns() {
-    let Fixture { folder, store } = fixture(&[]).await;
+    let (folder, store, other) = two_servers(&[]).await;
     let gate = Gate::at(&folder, "INSERT ON agents").await;
-    let (first, second, meanwhile) = gate.between(join(&store, "a", 1), join(&store, "b", 1)).await;
+    let (first, second, meanwhile) = gate.between(join(&store, "a", 1), join(&other, "b", 1)).await;
     assert_eq!(first.expect("joined").retired, []);
     assert_eq!((second.expect("joined").retired, meanwhile), (vec![agent("a")], Meanwhile::Waited));
     let found = store.agent_at(host(1)).await.expect("no error").expect("one agent");

@@ -1,0 +1,122 @@
+//! Agents that connect, each with the epoch of its new session.
+
+use super::PgStore;
+use super::columns::{agent as agent_id, integer, natural, plain};
+use super::fault::PgFault;
+use super::line::{ChangeGroup, ChangeReply, LineChange, Locks};
+use crate::{ServerId, StoreError};
+use deadpool_postgres::Transaction;
+use futures_util::future::BoxFuture;
+use procfleet_core::{AgentId, Epoch};
+use std::collections::{HashMap, HashSet};
+
+impl PgStore {
+    pub(crate) async fn agent_connected(
+        &self,
+        agent: &AgentId,
+        version: &str,
+        facts: &str,
+        at: i64,
+        highest: Epoch,
+    ) -> Result<Epoch, StoreError> {
+        let connect = Connect {
+            agent: agent.clone(),
+            version: plain(version),
+            facts: plain(facts),
+            at,
+            highest,
+            holder: self.membership().run(),
+        };
+        self.write_in_line(|inner| &inner.connects, connect).await
+    }
+}
+
+/// An agent that has connected to this server.
+#[derive(Debug)]
+pub(super) struct Connect {
+    agent: AgentId,
+    version: String,
+    facts: String,
+    at: i64,
+    /// The highest epoch that the agent knows.
+    highest: Epoch,
+    holder: ServerId,
+}
+
+impl LineChange for Connect {
+    type Answer = Epoch;
+    const DOING: &'static str = "noting that an agent connected";
+
+    fn agent(&self) -> &AgentId {
+        &self.agent
+    }
+
+    fn bytes(&self) -> usize {
+        self.facts.len()
+    }
+
+    fn carry_out<'a>(
+        tx: &'a Transaction<'a>,
+        group: &'a ChangeGroup<Self>,
+    ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>> {
+        Box::pin(store(tx, group))
+    }
+}
+
+async fn store(
+    tx: &Transaction<'_>,
+    group: &ChangeGroup<Connect>,
+) -> Result<Vec<ChangeReply<Connect>>, PgFault> {
+    let skip = group.locks.clause();
+    let sql =
+        format!("SELECT agent_id FROM sessions WHERE agent_id = ANY($1) ORDER BY agent_id FOR UPDATE {skip}");
+    let statement = tx.prepare_cached(&sql).await?;
+    let wanted: Vec<&str> = group.changes.iter().map(|connect| connect.agent.as_str()).collect();
+    let rows = tx.query(&statement, &[&wanted]).await?;
+    let locked = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<&str>, _>>()?;
+    let connects: Vec<&Connect> =
+        group.changes.iter().filter(|connect| locked.contains(connect.agent.as_str())).collect();
+    let agents: Vec<&str> = connects.iter().map(|connect| connect.agent.as_str()).collect();
+    // An UPDATE … FROM agents would not see that an agent was retired or revoked while it waited for the
+    // session. The lock of the agent's row does, and holds until the commit. No condition: other indexes of
+    // agents would be eligible with one.
+    let sql = "SELECT agent_id, retired_at IS NULL AND revoked_at IS NULL FROM agents WHERE agent_id = ANY($1) \
+               ORDER BY agent_id FOR NO KEY UPDATE";
+    let statement = tx.prepare_cached(sql).await?;
+    let mut living: HashSet<AgentId> = HashSet::with_capacity(agents.len());
+    for row in tx.query(&statement, &[&agents]).await? {
+        if row.try_get(1)? {
+            living.insert(agent_id(&row, 0)?);
+        }
+    }
+    let connects: Vec<&Connect> =
+        connects.into_iter().filter(|connect| living.contains(&connect.agent)).collect();
+    let sql = "WITH connected AS MATERIALIZED ( \
+                   SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[]) \
+                   AS connected (agent, version, facts, at, highest, holder) \
+               ), told AS ( \
+                   UPDATE agents SET version = connected.version, facts = connected.facts FROM connected \
+                   WHERE agent_id = agent \
+                   AND (agents.version, agents.facts) IS DISTINCT FROM (connected.version, connected.facts) \
+               ) \
+               UPDATE sessions SET epoch = greatest(epoch, highest) + 1, holder = connected.holder, connected = true, \
+               changed_at = at, heard_at = at FROM connected WHERE agent_id = agent RETURNING agent_id, epoch";
+    let statement = tx.prepare_cached(sql).await?;
+    let agents: Vec<&str> = connects.iter().map(|connect| connect.agent.as_str()).collect();
+    let versions: Vec<&str> = connects.iter().map(|connect| connect.version.as_str()).collect();
+    let facts: Vec<&str> = connects.iter().map(|connect| connect.facts.as_str()).collect();
+    let times: Vec<i64> = connects.iter().map(|connect| connect.at).collect();
+    let highest: Vec<i64> = connects.iter().map(|connect| integer(connect.highest.0)).collect();
+    let holders: Vec<i64> = connects.iter().map(|connect| connect.holder.0).collect();
+    let rows = tx.query(&statement, &[&agents, &versions, &facts, &times, &highest, &holders]).await?;
+    let mut epochs: HashMap<AgentId, Epoch> = HashMap::with_capacity(rows.len());
+    for row in &rows {
+        epochs.insert(agent_id(row, 0)?, Epoch(natural(row.try_get(1)?)));
+    }
+    let reply = |connect: &Connect| match epochs.get(&connect.agent) {
+        Some(epoch) => ChangeReply::Answer(Ok(*epoch)),
+        None if group.locks == Locks::Skip && !locked.contains(connect.agent.as_str()) => ChangeReply::Alone,
+        None => ChangeReply::Answer(Err(StoreError::NoSuchAgent(connect.agent.clone()))),
+    };
+    Ok(group.changes.iter().map(reply).collect())
+}

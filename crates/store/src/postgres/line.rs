@@ -1,0 +1,207 @@
+//! Changes of many agents in one transaction.
+//!
+//! ```text
+//! sessions --changes--> line --all that wait--> one unit: a few statements for all of them, COMMIT --> answers
+//!                                    \--those of locked agents--> units of their own, which wait
+//! ```
+//!
+//! A whole fleet reports at once what one op has changed. A unit for each agent would cost a sync to disk and
+//! several round trips each. One unit of a line runs at a time; changes that come meanwhile are the next
+//! group. A lone change does not wait for others.
+
+use super::fault::PgFault;
+use super::{Inner, PgStore};
+use crate::StoreError;
+use deadpool_postgres::Transaction;
+use futures_util::future::BoxFuture;
+use procfleet_core::AgentId;
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::oneshot;
+
+/// More changes in a group gain nothing, and make the first one wait.
+const CHANGES: usize = 500;
+/// Bounds the memory of one unit.
+pub(super) const BYTES: usize = 4 << 20;
+
+/// A change that one agent causes.
+pub(super) trait LineChange: Send + Sync + Sized + fmt::Debug + 'static {
+    type Answer: Send + fmt::Debug + 'static;
+    /// For errors: "storing an agent's procs".
+    const DOING: &'static str;
+
+    /// No group holds two changes of one agent.
+    fn agent(&self) -> &AgentId;
+
+    /// About how much of the database's memory and of the network it needs.
+    fn bytes(&self) -> usize;
+
+    /// Carries out all changes, and returns a reply for each, in order. An error is one of the whole unit.
+    fn carry_out<'a>(
+        tx: &'a Transaction<'a>,
+        group: &'a ChangeGroup<Self>,
+    ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>>;
+}
+
+/// Changes of one unit.
+pub(super) struct ChangeGroup<C> {
+    pub(super) changes: Vec<C>,
+    pub(super) locks: Locks,
+}
+
+/// What a unit does about rows that others have locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Locks {
+    Wait,
+    /// Leaves them out, so that one agent does not delay the others.
+    Skip,
+}
+
+impl Locks {
+    /// The end of a statement that locks rows.
+    pub(super) fn clause(self) -> &'static str {
+        match self {
+            Locks::Wait => "",
+            Locks::Skip => "SKIP LOCKED",
+        }
+    }
+}
+
+pub(super) enum ChangeReply<C: LineChange> {
+    Answer(Result<C::Answer, StoreError>),
+    /// Its rows are locked, or are not there: only a unit that waits can tell.
+    Alone,
+}
+
+/// Changes of one kind that wait for the next unit.
+#[derive(Debug)]
+pub(super) struct Line<C: LineChange>(Mutex<Waiting<C>>);
+
+#[derive(Debug)]
+struct Waiting<C: LineChange> {
+    changes: VecDeque<(C, AnswerSender<C>)>,
+    /// A task carries out the changes.
+    is_served: bool,
+}
+
+type AnswerSender<C> = oneshot::Sender<Result<<C as LineChange>::Answer, StoreError>>;
+
+impl<C: LineChange> Default for Line<C> {
+    fn default() -> Self {
+        Line(Mutex::new(Waiting { changes: VecDeque::new(), is_served: false }))
+    }
+}
+
+impl<C: LineChange> Line<C> {
+    /// Returns whether the caller has to serve the line.
+    fn push(&self, change: C, sender: AnswerSender<C>) -> bool {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.changes.push_back((change, sender));
+        !std::mem::replace(&mut waiting.is_served, true)
+    }
+
+    /// The next group. `None`: no change waits, and the line is not served any more.
+    fn take(&self) -> Option<(Vec<C>, Vec<AnswerSender<C>>)> {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut changes, mut senders) = (Vec::new(), Vec::new());
+        let (mut agents, mut bytes, mut later) = (HashSet::new(), 0, VecDeque::new());
+        while let Some((change, sender)) = waiting.changes.pop_front() {
+            if sender.is_closed() {
+                // The caller was told that the database is away, and tries again with another change.
+                continue;
+            }
+            if !agents.insert(change.agent().clone()) {
+                later.push_back((change, sender));
+                continue;
+            }
+            bytes += change.bytes();
+            changes.push(change);
+            senders.push(sender);
+            if changes.len() == CHANGES || bytes >= BYTES {
+                break;
+            }
+        }
+        later.append(&mut waiting.changes);
+        waiting.changes = later;
+        waiting.is_served = !changes.is_empty();
+        waiting.is_served.then_some((changes, senders))
+    }
+}
+
+impl PgStore {
+    /// Returns when the change is durable. Once its unit has begun, it goes on even if the caller stops
+    /// waiting.
+    pub(super) async fn write_in_line<C: LineChange>(
+        &self,
+        line: fn(&Inner) -> &Line<C>,
+        change: C,
+    ) -> Result<C::Answer, StoreError> {
+        let (sender, answer) = oneshot::channel();
+        if line(&self.inner).push(change, sender) {
+            tokio::spawn(serve(Arc::clone(&self.inner), line));
+        }
+        tokio::select! {
+            biased;
+            answered = answer => answered.unwrap_or(Err(StoreError::Panicked { doing: C::DOING })),
+            reason = self.inner.beats.wait_until_away() => Err(StoreError::Away { doing: C::DOING, reason }),
+        }
+    }
+}
+
+/// Carries out changes until none waits.
+async fn serve<C: LineChange>(inner: Arc<Inner>, line: fn(&Inner) -> &Line<C>) {
+    while let Some((changes, senders)) = line(&inner).take() {
+        // A task of its own: a panic costs the changes of one group, not the line.
+        let group = tokio::spawn(carry_out(Arc::clone(&inner), changes, senders));
+        // The senders are dropped with the task, which tells those who wait.
+        let _ = group.await;
+    }
+}
+
+async fn carry_out<C: LineChange>(inner: Arc<Inner>, changes: Vec<C>, senders: Vec<AnswerSender<C>>) {
+    let group = ChangeGroup { changes, locks: Locks::Skip };
+    let done = inner.repeat(&group, C::carry_out).await.map_err(|fault| fault.during(C::DOING));
+    let replies = match done {
+        Ok(replies) => replies,
+        Err(error) => group.changes.iter().map(|_| reply_to_error(&error)).collect(),
+    };
+    let mut alone = Vec::new();
+    for ((change, sender), reply) in group.changes.into_iter().zip(senders).zip(replies) {
+        match reply {
+            // The receiver may have stopped waiting, here and below.
+            ChangeReply::Answer(answer) => drop(sender.send(answer)),
+            ChangeReply::Alone => alone.push((change, sender)),
+        }
+    }
+    if !alone.is_empty() {
+        // Others in the line do not wait for these.
+        tokio::spawn(async move {
+            for (change, sender) in alone {
+                let _ = sender.send(carry_out_alone(&inner, change).await);
+            }
+        });
+    }
+}
+
+/// For each change of a unit that failed.
+fn reply_to_error<C: LineChange>(error: &StoreError) -> ChangeReply<C> {
+    let same = match error {
+        StoreError::Away { doing, reason } => StoreError::Away { doing, reason: reason.clone() },
+        StoreError::Uncertain { doing, source } => StoreError::Uncertain { doing, source: source.clone() },
+        StoreError::Fenced => StoreError::Fenced,
+        StoreError::Closed => StoreError::Closed,
+        // One change may be the reason.
+        _ => return ChangeReply::Alone,
+    };
+    ChangeReply::Answer(Err(same))
+}
+
+async fn carry_out_alone<C: LineChange>(inner: &Inner, change: C) -> Result<C::Answer, StoreError> {
+    let group = ChangeGroup { changes: vec![change], locks: Locks::Wait };
+    let replies = inner.repeat(&group, C::carry_out).await.map_err(|fault| fault.during(C::DOING))?;
+    match replies.into_iter().next() {
+        Some(ChangeReply::Answer(answer)) => answer,
+        Some(ChangeReply::Alone) | None => Err(StoreError::Panicked { doing: C::DOING }),
+    }
+}
