@@ -39,8 +39,6 @@ mod states;
 mod supervisor;
 pub mod tls;
 
-pub use link::back_off;
-
 use crate::config::AgentSettings;
 use crate::exec::ExecContext;
 use crate::program::AgentEnding;

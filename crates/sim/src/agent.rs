@@ -9,11 +9,13 @@ use futures_util::{FutureExt, SinkExt, StreamExt};
 use procfleet_agent::config::ServerAddress;
 use procfleet_agent::identity::AgentIdentity;
 use procfleet_agent::tls::{self, ConnectError, Socket};
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::code::Code;
 use procfleet_core::id::{Epoch, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
+use procfleet_core::server_choice::{DrainedTo, LinkResult, NextServer, ServerChoice};
 use procfleet_proto::link::{
-    BadMessage, Hello, HostFacts, LINK_PATH, Op, ProcStateMessage, Report, Reports, SpecRead, States,
+    BadMessage, Drain, Hello, HostFacts, LINK_PATH, Op, ProcStateMessage, Report, Reports, SpecRead, States,
     agent_message, decode_server, server_message::Body,
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -23,8 +25,6 @@ use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
 const WELCOME: Duration = Duration::from_secs(15);
-/// As real agents with several servers.
-const LONGEST_PAUSE_WITH_OTHERS: Duration = Duration::from_secs(10);
 /// As the real agent: an outcome that is not confirmed is sent again.
 const REPEAT: Duration = Duration::from_secs(10);
 /// How many confirmed ops are remembered, so that a repeated op is recognised.
@@ -37,6 +37,7 @@ const BATCH: usize = 100;
 /// State that all agents of the fleet share.
 pub(crate) struct FleetShared {
     pub(crate) servers: Vec<ServerAddress>,
+    pub(crate) began: Instant,
     pub(crate) script: Script,
     pub(crate) counters: FleetCounters,
     pub(crate) trace: Option<Trace>,
@@ -49,8 +50,8 @@ enum SimSessionEnd {
     Connect(#[from] ConnectError),
     #[error("the server refused the session: {0}")]
     Refused(String),
-    #[error("the server is ending")]
-    Drained(Duration),
+    #[error("the server is ending, or has too many agents")]
+    Drained(Drain),
     #[error("the server sent a message that is not part of the protocol")]
     Protocol(#[from] BadMessage),
     #[error("the connection broke")]
@@ -79,8 +80,7 @@ pub(crate) struct Agent {
     states: Vec<ProcStateMessage>,
     ops: BTreeMap<OpId, UnconfirmedOp>,
     confirmed: VecDeque<OpId>,
-    /// The server of the last session, by its place in the list.
-    last_server: Option<usize>,
+    servers: ServerChoice,
     highest_epoch: u64,
 }
 
@@ -94,6 +94,7 @@ impl Agent {
     pub(crate) fn new(shared: Arc<FleetShared>, identity: AgentIdentity, mut random: Random) -> Agent {
         let boot_id = format!("sim-{:016x}", random.bytes());
         let slow = random.percent(shared.script.slow.agents_percent);
+        let servers = ServerChoice::new(shared.servers.clone(), Vec::new());
         Agent {
             shared,
             identity,
@@ -105,76 +106,76 @@ impl Agent {
             states: Vec::new(),
             ops: BTreeMap::new(),
             confirmed: VecDeque::new(),
-            last_server: None,
+            servers,
             highest_epoch: 0,
         }
     }
 
-    /// Connects, and reconnects whenever the session ends.
+    /// Connects, and reconnects whenever the session ends. It chooses servers and pauses as a real agent does.
     pub(crate) async fn live(mut self) {
-        let mut failures = 0;
+        let shared = self.shared.clone();
+        let counters = &shared.counters;
+        let now = || BootTime(u64::try_from(shared.began.elapsed().as_millis()).unwrap_or(u64::MAX));
         loop {
+            let NextServer { server, wait } = self.servers.next(now(), self.random.draw());
+            tokio::time::sleep(wait).await;
             let mut welcomed = false;
-            let end = match self.session(&mut welcomed).await {
+            let end = match self.session(&server, &mut welcomed).await {
                 Ok(never) => match never {},
                 Err(end) => end,
             };
-            let shared = self.shared.clone();
-            let counters = &shared.counters;
             if welcomed {
                 uncount(&counters.connected);
-                failures = 0;
             } else {
                 count(&counters.failures);
-                failures += 1;
             }
-            let pause = match end {
-                SimSessionEnd::Drained(pause) => {
+            let result = match end {
+                SimSessionEnd::Drained(drain) => {
                     count(&counters.drained);
-                    pause
+                    LinkResult::Drained {
+                        after: Duration::from_millis(drain.after_ms),
+                        spread: Duration::from_millis(drain.spread_ms),
+                        next: if drain.elsewhere { DrainedTo::AnotherServer } else { DrainedTo::AnyServer },
+                    }
                 }
                 SimSessionEnd::Dropped => {
                     count(&counters.drops);
-                    shared.script.drop.away_ms.choose(&mut self.random)
+                    tokio::time::sleep(shared.script.drop.away_ms.choose(&mut self.random)).await;
+                    continue;
                 }
                 SimSessionEnd::Refused(_) => {
                     count(&counters.refusals);
-                    self.pause_after(failures)
+                    if welcomed { LinkResult::Lost } else { LinkResult::Refused }
                 }
                 SimSessionEnd::Connect(_)
                 | SimSessionEnd::Protocol(_)
                 | SimSessionEnd::Broken(_)
-                | SimSessionEnd::Closed => self.pause_after(failures),
+                | SimSessionEnd::Closed => {
+                    if welcomed {
+                        LinkResult::Lost
+                    } else {
+                        LinkResult::Failed
+                    }
+                }
             };
-            tokio::time::sleep(pause).await;
+            self.servers.ended(&server, result, now(), self.random.draw());
         }
     }
 
-    /// Any server but the last one, which has ended its session or did not answer, unless it is the only one.
-    fn choose_server(&mut self) -> ServerAddress {
-        let servers = &self.shared.servers;
-        let others: Vec<usize> =
-            (0..servers.len()).filter(|index| Some(*index) != self.last_server).collect();
-        let index = match others.len() {
-            0 => 0,
-            count => others[usize::try_from(self.random.between(0, count as u64 - 1)).unwrap_or(0)],
-        };
-        self.last_server = Some(index);
-        servers[index].clone()
+    fn keep_servers(&mut self, texts: &[String]) {
+        self.servers.replace(ServerAddress::read_each(texts.iter().map(String::as_str)).0);
     }
 
-    /// With several servers an agent looks for another one soon.
-    fn pause_after(&self, failures: u32) -> Duration {
-        let pause = procfleet_agent::back_off(failures);
-        if self.shared.servers.len() > 1 { pause.min(LONGEST_PAUSE_WITH_OTHERS) } else { pause }
-    }
-
-    async fn session(&mut self, welcomed: &mut bool) -> Result<std::convert::Infallible, SimSessionEnd> {
+    async fn session(
+        &mut self,
+        server: &ServerAddress,
+        welcomed: &mut bool,
+    ) -> Result<std::convert::Infallible, SimSessionEnd> {
         let tls = tls::with_identity(&self.identity)?;
-        let server = self.choose_server();
-        let mut socket = Box::pin(tls::connect(&server, None, LINK_PATH, tls)).await?;
+        let mut socket = Box::pin(tls::connect(server, None, LINK_PATH, tls)).await?;
         let (epoch, silence_limit) = Box::pin(self.greet(&mut socket)).await?;
         *welcomed = true;
+        self.servers.welcomed(server);
         count(&self.shared.counters.sessions);
         count(&self.shared.counters.connected);
         self.rewind();
@@ -249,7 +250,9 @@ impl Agent {
         match answer? {
             Body::Welcome(welcome) => {
                 self.highest_epoch = self.highest_epoch.max(welcome.epoch);
-                let silence_limit = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 3;
+                self.keep_servers(&welcome.servers);
+                // As the real agent.
+                let silence_limit = Duration::from_millis(welcome.heartbeat_ms.clamp(1_000, 600_000)) * 5 / 2;
                 Ok((Epoch(welcome.epoch), silence_limit))
             }
             Body::Refused(refused) => Err(SimSessionEnd::Refused(refused.reason)),
@@ -282,9 +285,10 @@ impl Agent {
                 }
                 Ok(())
             }
-            Body::Drain(drain) => {
-                let spread = Duration::from_millis(drain.spread_ms).mul_f64(self.random.part());
-                Err(SimSessionEnd::Drained(Duration::from_millis(drain.after_ms) + spread))
+            Body::Drain(drain) => Err(SimSessionEnd::Drained(drain)),
+            Body::ServerList(list) => {
+                self.keep_servers(&list.servers);
+                Ok(())
             }
             Body::Refused(refused) => Err(SimSessionEnd::Refused(refused.reason)),
             Body::ReadSpec(question) => {

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 /// Maximum number of concurrent enrolments: each costs the server a signature and a commit.
 const JOINING: usize = 64;
@@ -99,6 +100,7 @@ impl Fleet {
             .map_err(FleetError::Runtime)?;
         let shared = Arc::new(FleetShared {
             servers: plan.servers.clone(),
+            began: Instant::now(),
             script: plan.script.clone(),
             counters: FleetCounters::default(),
             trace: trace.transpose()?,

@@ -1,5 +1,7 @@
 //! Pseudo-random numbers that are the same for the same seed, so that a run can be repeated.
 
+use procfleet_core::server_choice::Draw;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Random(fastrand::Rng);
 
@@ -22,6 +24,10 @@ impl Random {
     /// One of the numbers from `least` to `most`.
     pub(crate) fn between(&mut self, least: u64, most: u64) -> u64 {
         self.0.u64(least..=most.max(least))
+    }
+
+    pub(crate) fn draw(&mut self) -> Draw {
+        Draw(self.0.u32(..))
     }
 
     pub(crate) fn bytes(&mut self) -> u64 {

@@ -19,7 +19,7 @@ use procfleet_core::batch_size::BatchSize;
 use procfleet_core::code::Code;
 use procfleet_core::id::{Epoch, OpId};
 use procfleet_core::op::{OpKind, Outcome};
-use procfleet_core::server_choice::{self, DrainedTo, LinkResult, NextServer, ServerChoice};
+use procfleet_core::server_choice::{DrainedTo, LinkResult, NextServer, ServerChoice};
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::panics;
 use procfleet_proto::link::{
@@ -175,11 +175,6 @@ impl LinkMemory {
         });
         LinkMemory { listed, highest_epoch }
     }
-}
-
-/// Exponential back-off with full jitter, after so many failures of the only server.
-pub fn back_off(failures: u32) -> Duration {
-    server_choice::back_off(failures, random::draw())
 }
 
 struct LinkSession<'a> {
