@@ -259,9 +259,9 @@ def measure_one(bench, options, name, short, count, url, database):
         accept(bench, options, name, api, fleet)
         status(bench, options, name, api)
         if options.kill and count > 1:
-            death(bench, options, name, servers, fleet, KILLED)
+            death(bench, options, name, servers, fleet, database, KILLED)
         if options.kill and count > 2 and os.geteuid() == 0:
-            death(bench, options, name, servers, fleet, SILENT)
+            death(bench, options, name, servers, fleet, database, SILENT)
     finally:
         if fleet:
             fleet.end()
@@ -319,7 +319,7 @@ class Drop:
         subprocess.run(["nft", "delete", "table", "inet", self.TABLE], check=True)
 
 
-def death(bench, options, name, servers, fleet, how):
+def death(bench, options, name, servers, fleet, database, how):
     """A server goes during an op on all agents; the others take over its agents."""
     agents = options.agents
     time.sleep(options.settle)
@@ -333,7 +333,7 @@ def death(bench, options, name, servers, fleet, how):
         drop = Drop(victim)
         servers.gone.add(victim)
     try:
-        began = time.monotonic()
+        before, began = cpu(servers, database, fleet, True), time.monotonic()
         marks = {99: None, 100: None}
         while marks[100] is None:
             there, now = servers.connected() - others, time.monotonic() - began
@@ -343,6 +343,10 @@ def death(bench, options, name, servers, fleet, how):
             if now > options.patience:
                 raise measure.TookTooLong(f"{there} of {lost} agents were at other servers {now:.0f} s later ({how})")
             time.sleep(0.05)
+        # That of the database is not known: the processes that served the gone server end with it.
+        after = cpu(servers, database, fleet, True)
+        used = " ".join(f"{(after[who] - before[who]) / 1e9:.1f}" for who in ("servers", "simulators"))
+        bench.say(name, f"{how}: CPU of the other servers and of the simulators, s", used)
         for part, at in marks.items():
             bench.say(name, f"{how}: {part} % of its agents are at others after, s", f"{at:.1f}")
         deadline = time.monotonic() + options.patience

@@ -24,10 +24,11 @@ use procfleet_proto::link::{
 use procfleet_store::ServerId;
 use procfleet_store::clock::WallMs;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, timeout};
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
 use tracing::{Instrument, info, info_span, warn};
@@ -35,10 +36,13 @@ use tracing::{Instrument, info, info_span, warn};
 const HELLO: Duration = Duration::from_secs(10);
 /// How often a server that may not send looks whether it may again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// Interval of the WebSocket pings. A session ends at the first ping that finds the agent silent for more
-/// than two intervals, which is at most 30 s after its last message: a host that hangs or is cut off shows as
-/// away within 35 s. Agents leave after three intervals without a message from the server.
+/// Interval of the WebSocket pings. Agents leave after two and a half intervals without a message.
 const HEARTBEAT: Duration = Duration::from_secs(10);
+/// The same where there are other servers: agents find out soon that they should go to one of them.
+const HEARTBEAT_OF_SEVERAL: Duration = Duration::from_secs(4);
+/// A session ends at the first ping that finds the agent silent for more than this, which is at most 30 s
+/// after its last message: a host that hangs or is cut off shows as away within 35 s.
+const AGENT_SILENCE: Duration = Duration::from_secs(20);
 /// Time limit of one write. The session of a slower reader is cut, and the agent gets the rest in its next
 /// session.
 const WRITE: Duration = Duration::from_secs(20);
@@ -331,7 +335,7 @@ async fn open(
     let welcome = Welcome {
         epoch: epoch.0,
         server_time: link.clock.wall(),
-        heartbeat_ms: u64::try_from(HEARTBEAT.as_millis()).unwrap_or(u64::MAX),
+        heartbeat_ms: u64::try_from(heartbeat(link).as_millis()).unwrap_or(u64::MAX),
         takes_events: true,
         renew_in_ms: Some(certificates::millis(renew_in)),
         limits_accounts: true,
@@ -394,8 +398,9 @@ async fn serve(
     // meanwhile.
     let mut silent_since = Instant::now();
     // Jitter, so that ten thousand sessions do not ping at once.
-    let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
-    let mut beat = tokio::time::interval_at(Instant::now() + jitter, HEARTBEAT);
+    let interval = heartbeat(link);
+    let jitter = interval.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
+    let mut beat = tokio::time::interval_at(Instant::now() + jitter, interval);
     // No burst of pings after a long store write.
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -418,10 +423,10 @@ async fn serve(
                 }
             }
             _ = beat.tick() => {
-                if !intake.is_paused() && silent_since.elapsed() > HEARTBEAT * 2 {
+                if !intake.is_paused() && silent_since.elapsed() > AGENT_SILENCE {
                     return SessionEnd::Silent(silent_since.elapsed());
                 }
-                in_time(socket.send(Message::Ping(bytes::Bytes::new()))).await
+                ping(socket).await
             }
             Ok(()) = cas.changed(), if news.renews => {
                 in_time(send(socket, certificates::ask_for_renewal(certificates::soon(link)))).await
@@ -435,7 +440,9 @@ async fn serve(
                     // Nothing was read during the pause.
                     silent_since = Instant::now();
                 }
-                answered(socket, Box::pin(intake.resume(link, agent, epoch)).await).await
+                let resumed = Box::pin(intake.resume(link, agent, epoch));
+                let resumed = beating(socket, &mut beat, resumed).await;
+                answered(socket, resumed).await
             }
             message = socket.next(), if !intake.is_paused() => {
                 silent_since = Instant::now();
@@ -454,7 +461,8 @@ async fn serve(
                         Err(error) => return SessionEnd::Protocol(error),
                     },
                 };
-                let handled = Box::pin(intake.handle(link, agent, epoch, body, size)).await;
+                let handled = Box::pin(intake.handle(link, agent, epoch, body, size));
+                let handled = beating(socket, &mut beat, handled).await;
                 let handled = answered(socket, handled).await;
                 // A slow store does not count as silence of the agent.
                 silent_since = Instant::now();
@@ -463,6 +471,29 @@ async fn serve(
         };
         if let Err(end) = done {
             return end;
+        }
+    }
+}
+
+fn heartbeat(link: &Link) -> Duration {
+    if link.store.membership().is_shared() { HEARTBEAT_OF_SEVERAL } else { HEARTBEAT }
+}
+
+async fn ping(socket: &mut WebSocket) -> Result<(), SessionEnd> {
+    in_time(socket.send(Message::Ping(bytes::Bytes::new()))).await
+}
+
+/// Goes on pinging while the store is slow: else all agents would leave a server that waits for its database.
+async fn beating<T>(
+    socket: &mut WebSocket,
+    beat: &mut Interval,
+    mut work: Pin<Box<impl Future<Output = Result<T, SessionEnd>>>>,
+) -> Result<T, SessionEnd> {
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            _ = beat.tick() => ping(socket).await?,
         }
     }
 }

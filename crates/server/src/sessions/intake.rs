@@ -332,23 +332,26 @@ async fn store_states(
     forgotten: Vec<ProcKey>,
     groups: Vec<GroupsRecord>,
 ) -> Result<Option<Body>, StoreError> {
-    // Concurrently, so that they share a commit.
-    let (procs, groups) = tokio::join!(
-        async {
-            match all {
-                true => link.store.replace_procs(agent, epoch, records).await,
-                false if records.is_empty() && forgotten.is_empty() => Ok(0),
-                false => link.store.put_procs(agent, epoch, records, forgotten).await,
-            }
-        },
-        async {
-            match all {
-                true => link.store.replace_process_groups(agent, epoch, groups).await,
-                false if groups.is_empty() => Ok(0),
-                false => link.store.put_process_groups(agent, epoch, groups).await,
-            }
+    let procs = async {
+        match all {
+            true => link.store.replace_procs(agent, epoch, records).await,
+            false if records.is_empty() && forgotten.is_empty() => Ok(0),
+            false => link.store.put_procs(agent, epoch, records, forgotten).await,
         }
-    );
+    };
+    let groups = async {
+        match all {
+            true => link.store.replace_process_groups(agent, epoch, groups).await,
+            false if groups.is_empty() => Ok(0),
+            false => link.store.put_process_groups(agent, epoch, groups).await,
+        }
+    };
+    let (procs, groups) = match link.store.membership().is_shared() {
+        // Each locks the agent's session, and would wait for the other.
+        true => (procs.await, groups.await),
+        // Together, so that they share a commit.
+        false => tokio::join!(procs, groups),
+    };
     let (procs, groups) = (procs?, groups?);
     link.metrics.dropped(Sent::States, procs);
     link.metrics.dropped(Sent::Groups, groups);

@@ -81,7 +81,7 @@ const TRIES: u32 = 4;
 /// was made when a table was small, or before its statistics were there, must not read all of it later.
 const SETTINGS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '5s'; SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 3; \
-     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 15000; SET jit = off; SET enable_seqscan = off; SET TimeZone = 'UTC'; \
+     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 15000; SET jit = off; SET seq_page_cost = 100; SET TimeZone = 'UTC'; \
      SET client_min_messages = warning";
 
 /// Waiting for a free connection, opening one, and checking one that was used before.
