@@ -34,12 +34,13 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 /// The name inside the CA that the server must prove.
 const SERVER_NAME: &str = "procfleet-server";
 const TIMEOUT: Duration = Duration::from_secs(15);
-const USER_TIMEOUT_MS: u32 = 20_000;
-/// TCP keep-alive notices a peer that is gone although nothing is being sent, within 25 s. It is the second
-/// line: the link's own timer also notices a server that is stopped, or gone behind a proxy.
-const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(10);
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEP_ALIVE_PROBES: u32 = 3;
+/// TCP notices a machine that is gone within 12 s, also while nothing is being sent: a machine answers
+/// keep-alives even if its server is too busy to send anything. The link's own timer, which has more
+/// patience, notices a server that is stopped, or gone behind a proxy.
+const USER_TIMEOUT_MS: u32 = 12_000;
+const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(4);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
+const KEEP_ALIVE_PROBES: u32 = 4;
 /// TCP_NOTSENT_LOWAT: the most bytes that the kernel holds without having sent them. An outcome cannot
 /// overtake bytes that are in the kernel.
 const UNSENT_BYTES: u32 = 16 * 1024;

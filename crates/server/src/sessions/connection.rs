@@ -36,10 +36,9 @@ use tracing::{Instrument, info, info_span, warn};
 const HELLO: Duration = Duration::from_secs(10);
 /// How often a server that may not send looks whether it may again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// Interval of the WebSocket pings. Agents leave after two and a half intervals without a message.
+/// Interval of the WebSocket pings. Agents leave after two and a half intervals without a message. With a
+/// shorter one, the agents of a server that is busy, because it takes over those of another, leave it, too.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// The same where there are other servers: agents find out soon that they should go to one of them.
-const HEARTBEAT_OF_SEVERAL: Duration = Duration::from_secs(4);
 /// A session ends at the first ping that finds the agent silent for more than this, which is at most 30 s
 /// after its last message: a host that hangs or is cut off shows as away within 35 s.
 const AGENT_SILENCE: Duration = Duration::from_secs(20);
@@ -335,7 +334,7 @@ async fn open(
     let welcome = Welcome {
         epoch: epoch.0,
         server_time: link.clock.wall(),
-        heartbeat_ms: u64::try_from(heartbeat(link).as_millis()).unwrap_or(u64::MAX),
+        heartbeat_ms: u64::try_from(HEARTBEAT.as_millis()).unwrap_or(u64::MAX),
         takes_events: true,
         renew_in_ms: Some(certificates::millis(renew_in)),
         limits_accounts: true,
@@ -398,9 +397,8 @@ async fn serve(
     // meanwhile.
     let mut silent_since = Instant::now();
     // Jitter, so that ten thousand sessions do not ping at once.
-    let interval = heartbeat(link);
-    let jitter = interval.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
-    let mut beat = tokio::time::interval_at(Instant::now() + jitter, interval);
+    let jitter = HEARTBEAT.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
+    let mut beat = tokio::time::interval_at(Instant::now() + jitter, HEARTBEAT);
     // No burst of pings after a long store write.
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -473,10 +471,6 @@ async fn serve(
             return end;
         }
     }
-}
-
-fn heartbeat(link: &Link) -> Duration {
-    if link.store.membership().is_shared() { HEARTBEAT_OF_SEVERAL } else { HEARTBEAT }
 }
 
 async fn ping(socket: &mut WebSocket) -> Result<(), SessionEnd> {

@@ -7,12 +7,11 @@
 use super::PgStore;
 use super::audit::insert_audit;
 use super::ca;
-use super::columns::{agent, business, from_json, hash, host, integer, mark_if_any, natural, plain, to_json};
+use super::columns::{agent, business, from_json, hash, host, mark_if_any, natural, plain, to_json};
 use super::conditions::Value;
 use super::fault::PgFault;
 use super::line::{self, ChangeGroup, ChangeReply, LineChange};
 use super::tokens;
-use crate::clock::{ClockReading, WallMs};
 use crate::order::host_order;
 use crate::types::Belonging;
 use crate::{
@@ -176,30 +175,6 @@ impl PgStore {
             Ok((agent(row, 0)?, session))
         })?;
         Ok(found.into_iter().collect())
-    }
-
-    pub(crate) async fn agent_disconnected(
-        &self,
-        agent: &AgentId,
-        epoch: Epoch,
-        at: ClockReading,
-        heard: WallMs,
-    ) -> Result<(), StoreError> {
-        let arguments = (agent.clone(), epoch, at, heard);
-        self.write("noting that an agent disconnected", arguments, |tx, (agent, epoch, at, heard)| {
-            Box::pin(async move {
-                let sql = "UPDATE sessions SET connected = false, changed_at = $1, \
-                           changed_boot = $2, changed_boot_ms = $3, heard_at = $4 \
-                           WHERE agent_id = $5 AND epoch = $6 AND connected";
-                let statement = tx.prepare_cached(sql).await?;
-                let boot = at.mark.map(|mark| mark.boot.0);
-                let moment = at.mark.map(|mark| integer(mark.moment.0));
-                let epoch = integer(epoch.0);
-                tx.execute(&statement, &[&at.wall, &boot, &moment, heard, &agent.as_str(), &epoch]).await?;
-                Ok(())
-            })
-        })
-        .await
     }
 
     pub(crate) async fn resolve(&self, targets: &[Target]) -> Result<Vec<Option<AgentId>>, StoreError> {

@@ -4,13 +4,16 @@ use super::PgStore;
 use super::agents::{COLUMNS, TABLES, ids, record};
 use super::audit::insert_audit;
 use super::ca;
-use super::columns::{hash_if_any, natural, plain};
+use super::columns::{hash, hash_if_any, natural, plain};
 use super::conditions::Value;
 use super::fault::PgFault;
+use super::line::{Access, ChangeGroup, ChangeReply, LineChange};
 use crate::{AgentRecord, CertificateRecord, FORGOTTEN, NewAudit, StoreError};
 use deadpool_postgres::Transaction;
+use futures_util::future::BoxFuture;
 use procfleet_core::AgentId;
 use procfleet_proto::link::token::hex;
+use std::collections::HashMap;
 
 /// Maximum number of certificates per agent. An agent that loses its answers keeps asking for another.
 const MOST: i64 = 8;
@@ -21,25 +24,8 @@ impl PgStore {
         agent: &AgentId,
         sha256: [u8; 32],
     ) -> Result<Option<(AgentRecord, Option<CertificateRecord>)>, StoreError> {
-        const DOING: &str = "reading an agent and its certificate";
-        let sql = format!(
-            "SELECT {COLUMNS}, sha256 IS NOT NULL, ca_sha256, issued_at, expires_at FROM {TABLES} \
-             LEFT JOIN certificates ON agent = agent_id AND sha256 = decode(?, 'hex') WHERE agent_id = ?"
-        );
-        let rows = self.rows(DOING, &sql, &[hex(&sha256).into(), agent.to_string().into()]).await?;
-        let found = self.converted(DOING, &rows, |row| {
-            let certificate = match row.try_get(19)? {
-                true => Some(CertificateRecord {
-                    sha256,
-                    ca: hash_if_any(row, 20)?,
-                    issued_at: row.try_get(21)?,
-                    expires_at: row.try_get(22)?,
-                }),
-                false => None,
-            };
-            Ok((record(row)?, certificate))
-        })?;
-        Ok(found.into_iter().next())
+        let question = PresentedCertificate { agent: agent.clone(), sha256 };
+        self.write_in_line(|inner| &inner.presented, question).await
     }
 
     pub(crate) async fn give_certificate(
@@ -184,6 +170,65 @@ impl PgStore {
         let counts = self.converted(doing, &rows, |row| Ok(natural(row.try_get(0)?)))?;
         Ok(counts.into_iter().sum())
     }
+}
+
+/// A certificate that an agent shows when it connects. Thousands do at the same moment when a server has
+/// died.
+#[derive(Debug)]
+pub(super) struct PresentedCertificate {
+    agent: AgentId,
+    sha256: [u8; 32],
+}
+
+impl LineChange for PresentedCertificate {
+    type Answer = Option<(AgentRecord, Option<CertificateRecord>)>;
+    const DOING: &'static str = "reading an agent and its certificate";
+    const ACCESS: Access = Access::Read;
+
+    fn agent(&self) -> &AgentId {
+        &self.agent
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn carry_out<'a>(
+        tx: &'a Transaction<'a>,
+        group: &'a ChangeGroup<Self>,
+    ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>> {
+        Box::pin(look_up(tx, group))
+    }
+}
+
+async fn look_up(
+    tx: &Transaction<'_>,
+    group: &ChangeGroup<PresentedCertificate>,
+) -> Result<Vec<ChangeReply<PresentedCertificate>>, PgFault> {
+    let sql = format!(
+        "SELECT {COLUMNS}, sha256 IS NOT NULL, sha256, ca_sha256, issued_at, expires_at \
+         FROM unnest($1::text[], $2::bytea[]) AS shown (shown_by, shown_sha256) JOIN ({TABLES}) ON agent_id = shown_by \
+         LEFT JOIN certificates ON agent = agent_id AND sha256 = shown_sha256"
+    );
+    let statement = tx.prepare_cached(&sql).await?;
+    let agents: Vec<&str> = group.changes.iter().map(|shown| shown.agent.as_str()).collect();
+    let digests: Vec<&[u8]> = group.changes.iter().map(|shown| shown.sha256.as_slice()).collect();
+    let mut found = HashMap::new();
+    for row in tx.query(&statement, &[&agents, &digests]).await? {
+        let agent = record(&row)?;
+        let certificate = match row.try_get(19)? {
+            true => Some(CertificateRecord {
+                sha256: hash(&row, 20)?,
+                ca: hash_if_any(&row, 21)?,
+                issued_at: row.try_get(22)?,
+                expires_at: row.try_get(23)?,
+            }),
+            false => None,
+        };
+        found.insert(agent.agent.clone(), (agent, certificate));
+    }
+    let answer = |shown: &PresentedCertificate| found.remove(&shown.agent);
+    Ok(group.changes.iter().map(answer).map(|answer| ChangeReply::Answer(Ok(answer))).collect())
 }
 
 pub(super) async fn insert(

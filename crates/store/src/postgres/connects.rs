@@ -1,9 +1,10 @@
-//! Agents that connect, each with the epoch of its new session.
+//! Agents that connect, each with the epoch of its new session, and agents that disconnect.
 
 use super::PgStore;
 use super::columns::{agent as agent_id, integer, natural, plain};
 use super::fault::PgFault;
 use super::line::{ChangeGroup, ChangeReply, LineChange, Locks};
+use crate::clock::{ClockReading, WallMs};
 use crate::{ServerId, StoreError};
 use deadpool_postgres::Transaction;
 use futures_util::future::BoxFuture;
@@ -28,6 +29,17 @@ impl PgStore {
             holder: self.membership().run(),
         };
         self.write_in_line(|inner| &inner.connects, connect).await
+    }
+
+    pub(crate) async fn agent_disconnected(
+        &self,
+        agent: &AgentId,
+        epoch: Epoch,
+        at: ClockReading,
+        heard: WallMs,
+    ) -> Result<(), StoreError> {
+        let disconnect = Disconnect { agent: agent.clone(), epoch, at, heard };
+        self.write_in_line(|inner| &inner.disconnects, disconnect).await
     }
 }
 
@@ -67,15 +79,9 @@ async fn store(
     tx: &Transaction<'_>,
     group: &ChangeGroup<Connect>,
 ) -> Result<Vec<ChangeReply<Connect>>, PgFault> {
-    let skip = group.locks.clause();
-    let sql =
-        format!("SELECT agent_id FROM sessions WHERE agent_id = ANY($1) ORDER BY agent_id FOR UPDATE {skip}");
-    let statement = tx.prepare_cached(&sql).await?;
-    let wanted: Vec<&str> = group.changes.iter().map(|connect| connect.agent.as_str()).collect();
-    let rows = tx.query(&statement, &[&wanted]).await?;
-    let locked = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<&str>, _>>()?;
+    let locked = lock(tx, group.changes.iter().map(|connect| &connect.agent), group.locks).await?;
     let connects: Vec<&Connect> =
-        group.changes.iter().filter(|connect| locked.contains(connect.agent.as_str())).collect();
+        group.changes.iter().filter(|connect| locked.contains(&connect.agent)).collect();
     let agents: Vec<&str> = connects.iter().map(|connect| connect.agent.as_str()).collect();
     // An UPDATE … FROM agents would not see that an agent was retired or revoked while it waited for the
     // session. The lock of the agent's row does, and holds until the commit. No condition: other indexes of
@@ -115,8 +121,81 @@ async fn store(
     }
     let reply = |connect: &Connect| match epochs.get(&connect.agent) {
         Some(epoch) => ChangeReply::Answer(Ok(*epoch)),
-        None if group.locks == Locks::Skip && !locked.contains(connect.agent.as_str()) => ChangeReply::Alone,
+        None if group.locks == Locks::Skip && !locked.contains(&connect.agent) => ChangeReply::Alone,
         None => ChangeReply::Answer(Err(StoreError::NoSuchAgent(connect.agent.clone()))),
     };
     Ok(group.changes.iter().map(reply).collect())
+}
+
+/// An agent whose session has ended.
+#[derive(Debug)]
+pub(super) struct Disconnect {
+    agent: AgentId,
+    epoch: Epoch,
+    at: ClockReading,
+    heard: WallMs,
+}
+
+impl LineChange for Disconnect {
+    type Answer = ();
+    const DOING: &'static str = "noting that an agent disconnected";
+
+    fn agent(&self) -> &AgentId {
+        &self.agent
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn carry_out<'a>(
+        tx: &'a Transaction<'a>,
+        group: &'a ChangeGroup<Self>,
+    ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>> {
+        Box::pin(end_sessions(tx, group))
+    }
+}
+
+/// Ends the sessions that are still the last ones of their agents.
+async fn end_sessions(
+    tx: &Transaction<'_>,
+    group: &ChangeGroup<Disconnect>,
+) -> Result<Vec<ChangeReply<Disconnect>>, PgFault> {
+    let locked = lock(tx, group.changes.iter().map(|ended| &ended.agent), group.locks).await?;
+    let ended: Vec<&Disconnect> =
+        group.changes.iter().filter(|ended| locked.contains(&ended.agent)).collect();
+    let sql = "UPDATE sessions SET connected = false, changed_at = at, changed_boot = boot, changed_boot_ms = boot_ms, \
+               heard_at = heard \
+               FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[]) \
+               AS ended (agent, ended_epoch, at, boot, boot_ms, heard) \
+               WHERE agent_id = agent AND epoch = ended_epoch AND connected";
+    let statement = tx.prepare_cached(sql).await?;
+    let agents: Vec<&str> = ended.iter().map(|ended| ended.agent.as_str()).collect();
+    let epochs: Vec<i64> = ended.iter().map(|ended| integer(ended.epoch.0)).collect();
+    let times: Vec<i64> = ended.iter().map(|ended| ended.at.wall).collect();
+    let boots: Vec<Option<i64>> = ended.iter().map(|ended| ended.at.mark.map(|mark| mark.boot.0)).collect();
+    let moments: Vec<Option<i64>> =
+        ended.iter().map(|ended| ended.at.mark.map(|mark| integer(mark.moment.0))).collect();
+    let heard: Vec<i64> = ended.iter().map(|ended| ended.heard).collect();
+    tx.execute(&statement, &[&agents, &epochs, &times, &boots, &moments, &heard]).await?;
+    let reply = |ended: &Disconnect| match group.locks == Locks::Skip && !locked.contains(&ended.agent) {
+        true => ChangeReply::Alone,
+        false => ChangeReply::Answer(Ok(())),
+    };
+    Ok(group.changes.iter().map(reply).collect())
+}
+
+/// Locks the sessions of agents, and returns which.
+async fn lock(
+    tx: &Transaction<'_>,
+    agents: impl Iterator<Item = &AgentId>,
+    locks: Locks,
+) -> Result<HashSet<AgentId>, PgFault> {
+    let skip = locks.clause();
+    let sql =
+        format!("SELECT agent_id FROM sessions WHERE agent_id = ANY($1) ORDER BY agent_id FOR UPDATE {skip}");
+    let statement = tx.prepare_cached(&sql).await?;
+    let agents: Vec<&str> = agents.map(AgentId::as_str).collect();
+    let rows = tx.query(&statement, &[&agents]).await?;
+    rows.iter().map(|row| agent_id(row, 0)).collect()
 }

@@ -30,6 +30,7 @@ pub(super) trait LineChange: Send + Sync + Sized + fmt::Debug + 'static {
     type Answer: Send + fmt::Debug + 'static;
     /// For errors: "storing an agent's procs".
     const DOING: &'static str;
+    const ACCESS: Access = Access::Write;
 
     /// No group holds two changes of one agent.
     fn agent(&self) -> &AgentId;
@@ -42,6 +43,14 @@ pub(super) trait LineChange: Send + Sync + Sized + fmt::Debug + 'static {
         tx: &'a Transaction<'a>,
         group: &'a ChangeGroup<Self>,
     ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>>;
+}
+
+/// What the work of a line needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Write,
+    /// A snapshot, without a place among the servers and without a sync.
+    Read,
 }
 
 /// Changes of one unit.
@@ -161,7 +170,7 @@ async fn serve<C: LineChange>(inner: Arc<Inner>, line: fn(&Inner) -> &Line<C>) {
 
 async fn carry_out<C: LineChange>(inner: Arc<Inner>, changes: Vec<C>, senders: Vec<AnswerSender<C>>) {
     let group = ChangeGroup { changes, locks: Locks::Skip };
-    let done = inner.repeat(&group, C::carry_out).await.map_err(|fault| fault.during(C::DOING));
+    let done = run(&inner, &group).await.map_err(|fault| fault.during(C::DOING));
     let replies = match done {
         Ok(replies) => replies,
         Err(error) => group.changes.iter().map(|_| reply_to_error(&error)).collect(),
@@ -184,6 +193,16 @@ async fn carry_out<C: LineChange>(inner: Arc<Inner>, changes: Vec<C>, senders: V
     }
 }
 
+async fn run<C: LineChange>(inner: &Inner, group: &ChangeGroup<C>) -> Result<Vec<ChangeReply<C>>, PgFault> {
+    match C::ACCESS {
+        Access::Write => inner.repeat(group, C::carry_out).await,
+        Access::Read => match inner.read_once(group, C::carry_out).await {
+            Err(fault) if inner.drops_ended_connections(&fault) => inner.read_once(group, C::carry_out).await,
+            done => done,
+        },
+    }
+}
+
 /// For each change of a unit that failed.
 fn reply_to_error<C: LineChange>(error: &StoreError) -> ChangeReply<C> {
     let same = match error {
@@ -199,7 +218,7 @@ fn reply_to_error<C: LineChange>(error: &StoreError) -> ChangeReply<C> {
 
 async fn carry_out_alone<C: LineChange>(inner: &Inner, change: C) -> Result<C::Answer, StoreError> {
     let group = ChangeGroup { changes: vec![change], locks: Locks::Wait };
-    let replies = inner.repeat(&group, C::carry_out).await.map_err(|fault| fault.during(C::DOING))?;
+    let replies = run(inner, &group).await.map_err(|fault| fault.during(C::DOING))?;
     match replies.into_iter().next() {
         Some(ChangeReply::Answer(answer)) => answer,
         Some(ChangeReply::Alone) | None => Err(StoreError::Panicked { doing: C::DOING }),

@@ -52,8 +52,9 @@ mod wakeups;
 use crate::StoreError;
 use crate::membership::{Membership, MembershipView};
 use agents::Join;
+use certificates::PresentedCertificate;
 use conditions::{Value, numbered};
-use connects::Connect;
+use connects::{Connect, Disconnect};
 use deadpool_postgres::{
     Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts, Transaction,
 };
@@ -104,7 +105,9 @@ struct Inner {
     beats: Beats,
     _wakeups: Wakeups,
     joins: Line<Join>,
+    presented: Line<PresentedCertificate>,
     connects: Line<Connect>,
+    disconnects: Line<Disconnect>,
     proc_reports: Line<AgentProcs>,
     group_reports: Line<AgentGroups>,
     event_reports: Line<EventReport>,
@@ -149,7 +152,9 @@ impl PgStore {
             beats,
             _wakeups: wakeups,
             joins: Line::default(),
+            presented: Line::default(),
             connects: Line::default(),
+            disconnects: Line::default(),
             proc_reports: Line::default(),
             group_reports: Line::default(),
             event_reports: Line::default(),
