@@ -333,7 +333,7 @@ def death(bench, options, name, servers, fleet, database, how):
         drop = Drop(victim)
         servers.gone.add(victim)
     try:
-        before, began = cpu(servers, database, fleet, True), time.monotonic()
+        before, began = cpu(servers, database, fleet, None), time.monotonic()
         marks = {99: None, 100: None}
         while marks[100] is None:
             there, now = servers.connected() - others, time.monotonic() - began
@@ -344,7 +344,7 @@ def death(bench, options, name, servers, fleet, database, how):
                 raise measure.TookTooLong(f"{there} of {lost} agents were at other servers {now:.0f} s later ({how})")
             time.sleep(0.05)
         # That of the database is not known: the processes that served the gone server end with it.
-        after = cpu(servers, database, fleet, True)
+        after = cpu(servers, database, fleet, None)
         used = " ".join(f"{(after[who] - before[who]) / 1e9:.1f}" for who in ("servers", "simulators"))
         bench.say(name, f"{how}: CPU of the other servers and of the simulators, s", used)
         for part, at in marks.items():
