@@ -111,7 +111,8 @@ impl Agent {
         }
     }
 
-    /// Connects, and reconnects whenever the session ends. It chooses servers and pauses as a real agent does.
+    /// Connects, and reconnects whenever the session ends. It chooses servers and pauses as a real agent
+    /// does.
     pub(crate) async fn live(mut self) {
         let shared = self.shared.clone();
         let counters = &shared.counters;
