@@ -45,7 +45,7 @@ pub(super) trait LineChange: Send + Sync + Sized + fmt::Debug + 'static {
     ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>>;
 }
 
-/// What the work of a line needs.
+/// The kind of transaction that a line uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Write,
@@ -59,7 +59,7 @@ pub(super) struct ChangeGroup<C> {
     pub(super) locks: Locks,
 }
 
-/// What a unit does about rows that others have locked.
+/// How a unit treats rows that others have locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Locks {
     Wait,

@@ -128,7 +128,7 @@ async fn store(
     Ok(replies.collect())
 }
 
-/// What reports change.
+/// The rows that reports change.
 #[derive(Default)]
 struct Changes<'a> {
     procs: Vec<(&'a AgentId, &'a ProcRecord)>,
@@ -273,8 +273,8 @@ async fn known_revisions(tx: &Transaction<'_>, reports: &[&AgentProcs]) -> Resul
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
-/// What agents have stored, for those whose reports may exceed their limits. Only new procs and large states
-/// cost a look at the stored ones.
+/// The stored procs of agents, for those whose reports may exceed their limits. Only new procs and large
+/// states cost a look at the stored ones.
 struct Room {
     procs: HashMap<AgentId, u64>,
     large_bytes: HashMap<AgentId, u64>,
