@@ -33,7 +33,11 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 /// The name inside the CA that the server must prove.
 const SERVER_NAME: &str = "procfleet-server";
-const TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a connection may take, through a proxy or not.
+const CONNECT: Duration = Duration::from_secs(15);
+/// How long TLS and the opening of the WebSocket may take. A server that takes over the agents of another one
+/// may be busy for a while, and who gives up begins again at the end of its queue.
+const OPEN: Duration = Duration::from_secs(25);
 /// TCP notices a machine that is gone within 12 s, also while nothing is being sent: a machine answers
 /// keep-alives even if its server is too busy to send anything. The link's own timer, which has more
 /// patience, notices a server that is stopped, or gone behind a proxy.
@@ -53,8 +57,8 @@ pub enum ConnectError {
     Tcp(ServerAddress, #[source] io::Error),
     #[error("connecting to {0} through a proxy")]
     Proxy(ServerAddress, #[source] ProxyError),
-    #[error("{0} did not answer within {TIMEOUT:?}")]
-    Silent(ServerAddress),
+    #[error("{0} did not answer within {1:?}")]
+    Silent(ServerAddress, Duration),
     #[error("making TLS ready")]
     Prepare(#[source] TlsError),
     #[error(
@@ -72,7 +76,7 @@ impl ConnectError {
     /// password wants it for every server.
     pub fn is_unreachable(&self) -> bool {
         match self {
-            ConnectError::Tcp(..) | ConnectError::Silent(_) => true,
+            ConnectError::Tcp(..) | ConnectError::Silent(..) => true,
             ConnectError::Proxy(_, error) => !matches!(
                 error,
                 ProxyError::Refused(_, TunnelRefusal::LoginNeeded | TunnelRefusal::LoginRefused)
@@ -123,32 +127,53 @@ pub async fn connect(
     path: &str,
     tls: ClientConfig,
 ) -> Result<Socket, ConnectError> {
-    let connecting = tokio::time::timeout(TIMEOUT, connect_now(server, proxy, path, tls)).await;
-    connecting.map_err(|_| ConnectError::Silent(server.clone()))?
+    let connecting = tokio::time::timeout(CONNECT, connect_tcp(server, proxy)).await;
+    let stream = connecting.map_err(|_| ConnectError::Silent(server.clone(), CONNECT))??;
+    open(server, path, tls, stream).await
 }
 
-async fn connect_now(
+async fn connect_tcp(server: &ServerAddress, proxy: Option<&ProxyUrl>) -> Result<TcpStream, ConnectError> {
+    match proxy {
+        None => {
+            let connecting = TcpStream::connect((server.host.as_str(), server.port)).await;
+            connecting.map_err(|error| ConnectError::Tcp(server.clone(), error))
+        }
+        Some(proxy) => {
+            let connecting = proxy::connect(proxy, server).await;
+            connecting.map_err(|error| ConnectError::Proxy(server.clone(), error))
+        }
+    }
+}
+
+/// Opens the WebSocket on a new TCP connection.
+pub async fn open(
     server: &ServerAddress,
-    proxy: Option<&ProxyUrl>,
     path: &str,
     tls: ClientConfig,
+    stream: TcpStream,
 ) -> Result<Socket, ConnectError> {
-    let tcp = |error| ConnectError::Tcp(server.clone(), error);
-    let stream = match proxy {
-        None => TcpStream::connect((server.host.as_str(), server.port)).await.map_err(tcp)?,
-        Some(proxy) => {
-            proxy::connect(proxy, server).await.map_err(|error| ConnectError::Proxy(server.clone(), error))?
-        }
-    };
-    stream.set_nodelay(true).map_err(tcp)?;
+    limit_silence(&stream).map_err(|error| ConnectError::Tcp(server.clone(), error))?;
+    let opening = tokio::time::timeout(OPEN, open_now(server, path, tls, stream)).await;
+    opening.map_err(|_| ConnectError::Silent(server.clone(), OPEN))?
+}
+
+fn limit_silence(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
     let keep_alive = TcpKeepalive::new()
         .with_time(KEEP_ALIVE_IDLE)
         .with_interval(KEEP_ALIVE_INTERVAL)
         .with_retries(KEEP_ALIVE_PROBES);
-    socket2::SockRef::from(&stream).set_tcp_keepalive(&keep_alive).map_err(tcp)?;
-    rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)
-        .map_err(|errno| tcp(errno.into()))?;
-    socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES).map_err(tcp)?;
+    socket2::SockRef::from(stream).set_tcp_keepalive(&keep_alive)?;
+    rustix::net::sockopt::set_tcp_user_timeout(stream, USER_TIMEOUT_MS)?;
+    socket2::SockRef::from(stream).set_tcp_notsent_lowat(UNSENT_BYTES)
+}
+
+async fn open_now(
+    server: &ServerAddress,
+    path: &str,
+    tls: ClientConfig,
+    stream: TcpStream,
+) -> Result<Socket, ConnectError> {
     let name = ServerName::try_from(SERVER_NAME).expect("a constant name is a good name");
     let stream = TlsConnector::from(Arc::new(tls))
         .connect(name, stream)

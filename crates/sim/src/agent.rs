@@ -1,5 +1,6 @@
 //! One simulated agent: its sessions one after the other, and its state between them.
 
+use crate::connect::Source;
 use crate::figures::{FleetCounters, count, uncount};
 use crate::procs::Procs;
 use crate::random::Random;
@@ -24,7 +25,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
-const WELCOME: Duration = Duration::from_secs(15);
+const WELCOME: Duration = Duration::from_secs(25);
 /// As the real agent: an outcome that is not confirmed is sent again.
 const REPEAT: Duration = Duration::from_secs(10);
 /// How many confirmed ops are remembered, so that a repeated op is recognised.
@@ -71,6 +72,7 @@ impl From<WsError> for SimSessionEnd {
 pub(crate) struct Agent {
     shared: Arc<FleetShared>,
     identity: AgentIdentity,
+    source: Source,
     random: Random,
     boot_id: String,
     started_at: i64,
@@ -91,13 +93,19 @@ enum UnconfirmedOp {
 }
 
 impl Agent {
-    pub(crate) fn new(shared: Arc<FleetShared>, identity: AgentIdentity, mut random: Random) -> Agent {
+    pub(crate) fn new(
+        shared: Arc<FleetShared>,
+        identity: AgentIdentity,
+        source: Source,
+        mut random: Random,
+    ) -> Agent {
         let boot_id = format!("sim-{:016x}", random.bytes());
         let slow = random.percent(shared.script.slow.agents_percent);
         let servers = ServerChoice::new(shared.servers.clone(), Vec::new());
         Agent {
             shared,
             identity,
+            source,
             random,
             boot_id,
             started_at: wall_secs(),
@@ -173,7 +181,7 @@ impl Agent {
         welcomed: &mut bool,
     ) -> Result<std::convert::Infallible, SimSessionEnd> {
         let tls = tls::with_identity(&self.identity)?;
-        let mut socket = Box::pin(tls::connect(server, None, LINK_PATH, tls)).await?;
+        let mut socket = Box::pin(self.source.connect(server, LINK_PATH, tls)).await?;
         let (epoch, silence_limit) = Box::pin(self.greet(&mut socket)).await?;
         *welcomed = true;
         self.servers.welcomed(server);

@@ -1,6 +1,7 @@
 //! All agents of a simulated fleet, in their own runtime.
 
 use crate::agent::{Agent, FleetShared};
+use crate::connect::Source;
 use crate::enroll::{SimEnrollError, enroll};
 use crate::figures::{Figures, FleetCounters};
 use crate::identities::Identities;
@@ -36,6 +37,8 @@ pub struct FleetPlan {
     /// The address that the first agent reports; each further agent has the next one. The server identifies
     /// hosts by them.
     pub first_ip: IpAddr,
+    /// Each agent connects from a loopback address of its own; the servers are on this machine.
+    pub own_addresses: bool,
     /// The folder of keys and certificates.
     pub data: PathBuf,
     pub script: Script,
@@ -153,7 +156,10 @@ async fn run(
                 None => Box::pin(join(&plan, &identities, &joining, ip)).await,
             };
             match identity {
-                Ok(identity) => Agent::new(shared, identity, random).live().await,
+                Ok(identity) => {
+                    let source = if plan.own_addresses { Source::loopback(ip) } else { Source::Any };
+                    Agent::new(shared, identity, source, random).live().await;
+                }
                 Err(reason) => {
                     let mut trouble = trouble.lock().unwrap_or_else(PoisonError::into_inner);
                     trouble.get_or_insert_with(|| format!("{ip}: {reason}"));
@@ -185,7 +191,7 @@ async fn join(
                 identities.keep(ip, &identity).map_err(|error| format!("keeping its key: {error}"))?;
                 return Ok(identity);
             }
-            Err(SimEnrollError::Connect(ConnectError::Tcp(..) | ConnectError::Silent(_))) => {
+            Err(SimEnrollError::Connect(ConnectError::Tcp(..) | ConnectError::Silent(..))) => {
                 tokio::time::sleep(JOIN_AGAIN).await;
             }
             // A server whose handshake slots are all taken evicts the slowest peer.

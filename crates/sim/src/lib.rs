@@ -16,6 +16,7 @@
 //! an op.
 
 mod agent;
+mod connect;
 mod enroll;
 mod figures;
 mod files;

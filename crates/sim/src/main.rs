@@ -58,6 +58,9 @@ struct Args {
     /// The address that the first agent claims; each further one has the next
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), value_name = "IP")]
     first_ip: IpAddr,
+    /// Each agent connects from a loopback address of its own (127.x.y.z), if the servers are on this machine
+    #[arg(long)]
+    own_addresses: bool,
     /// Folder of the keys and certificates of the fleet
     #[arg(long, default_value = "./procfleet-sim-data", value_name = "FOLDER")]
     data: PathBuf,
@@ -169,6 +172,7 @@ fn plan(args: Args) -> Result<FleetPlan, String> {
         token: token.map_err(|error| format!("--token: {error}"))?,
         agents: args.agents,
         first_ip: args.first_ip,
+        own_addresses: args.own_addresses,
         data: args.data,
         script,
         seed: args.seed,

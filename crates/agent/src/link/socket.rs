@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use tracing::debug;
 
 /// How long the server may take for its first answer.
-const WELCOME: Duration = Duration::from_secs(15);
+const WELCOME: Duration = Duration::from_secs(25);
 /// Write timeout. A server that is stopped does not read, and the TCP buffers fill up.
 const WRITE: Duration = Duration::from_secs(20);
 

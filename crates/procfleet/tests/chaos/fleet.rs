@@ -112,6 +112,7 @@ fn start(world: &World, seed: u64, agents: usize, trace: &Path) -> Fleet {
         token: Some(world.token(agents).parse().expect("a token")),
         agents,
         first_ip: FIRST_IP.into(),
+        own_addresses: false,
         data: world.folder().join("fleet"),
         script,
         seed,

@@ -1,8 +1,8 @@
 //! A few hundred simulated agents over the real link, for effects that one agent does not show.
 
-use crate::up;
+use crate::{up, with_few_files};
 use procfleet_sim::{Fleet, FleetPlan, Script, agents_for_files, take_all_files};
-use procfleet_testkit::{Op, Signal, Up, wait_for, wait_until};
+use procfleet_testkit::{Client, Op, Signal, Up, wait_for, wait_until};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -26,6 +26,7 @@ fn plan(up: &Up, agents: usize, script: &str) -> FleetPlan {
         token: None,
         agents,
         first_ip: IpAddr::V4(first_ip()),
+        own_addresses: false,
         data: up.folder("fleet"),
         script: Script::from_json(script).expect("a good script"),
         seed: 7,
@@ -175,6 +176,25 @@ fn agents_get_in_past_sockets_that_never_finish_their_handshake() {
     let task = operate(&up, 20, Op::Restart);
     assert_eq!(outcomes(&up, 20, &task), [(0, 20)]);
     drop(silent);
+}
+
+/// A server with more agents than file descriptors closes the connections of further agents, and goes on
+/// serving callers and its store.
+#[test]
+fn agents_leave_file_descriptors_for_callers() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let up = Up::start(with_few_files(folder.path(), 300));
+    let token = up.token(&["--uses", "200"]).parse().expect("a token");
+    let fleet =
+        Fleet::start(FleetPlan { token: Some(token), ..plan(&up, 200, "{}") }).expect("the fleet starts");
+    // Of 300 descriptors, 150 are for callers and 32 for everything else.
+    wait_until(GATHERING, "all places but the own agent's are taken", || fleet.figures().connected == 117);
+    for _ in 0..10 {
+        let client = Client::new(&up.client.url, &up.client.app_code, &up.client.app_secret);
+        assert_eq!(client.page("/readyz").status, 200);
+    }
+    // The store can be written.
+    up.token(&["--uses", "1"]);
 }
 
 /// Connections that are opened and say nothing, or half of something; as soon as one is closed there is

@@ -5,6 +5,9 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
 
 use procfleet_testkit::{Proc, Up};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 mod access;
 mod accounts;
@@ -95,4 +98,13 @@ fn with_longer_checks<T>(attempt: impl FnMut(u64) -> Option<T>) -> T {
 
 fn up() -> Up {
     Up::start(env!("CARGO_BIN_EXE_procfleet"))
+}
+
+/// The program with a low RLIMIT_NOFILE.
+fn with_few_files(folder: &Path, files: u32) -> PathBuf {
+    let script = folder.join("procfleet");
+    let program = env!("CARGO_BIN_EXE_procfleet");
+    fs::write(&script, format!("#!/bin/sh\nulimit -n {files}\nexec {program} \"$@\"\n")).expect("a file");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("our own file");
+    script
 }

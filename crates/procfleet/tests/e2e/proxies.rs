@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_procfleet");
@@ -331,7 +330,8 @@ fn slow_headers_end_and_keep_nobody_out() {
 #[test]
 fn idle_callers_behind_haproxy_evict_only_their_own_connections() {
     let folder = tempfile::tempdir().expect("a temp dir");
-    let behind = Behind::start(few_files(folder.path()), &[]);
+    // 100 connections, of which one address gets 25 without a login.
+    let behind = Behind::start(crate::with_few_files(folder.path(), 200), &[]);
     let is_open = |stream: &mut TcpStream| {
         stream.set_nonblocking(true).expect("our own socket");
         matches!(stream.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
@@ -357,14 +357,6 @@ fn ask_for_health(stream: &mut TcpStream) {
     let read = stream.read(&mut answer).expect("an answer");
     let text = String::from_utf8_lossy(&answer[..read]);
     assert!(text.starts_with("HTTP/1.1 200"), "the address keeps its connections: {text:?}");
-}
-
-/// The program with a low RLIMIT_NOFILE: 100 connections, of which one address gets 25 without a login.
-fn few_files(folder: &Path) -> std::path::PathBuf {
-    let script = folder.join("procfleet");
-    fs::write(&script, format!("#!/bin/sh\nulimit -n 200\nexec {PROGRAM} \"$@\"\n")).expect("a file");
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("our own file");
-    script
 }
 
 /// A client verb at this url, in an environment with proxies of other programs.

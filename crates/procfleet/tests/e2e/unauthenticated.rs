@@ -5,7 +5,6 @@ use procfleet_testkit::{Client, PATIENCE, Up, connect_from, let_pass, wait_until
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -124,10 +123,7 @@ fn stalled_bodies_without_a_login_do_not_delay_a_caller() {
 #[test]
 fn the_oldest_idle_connections_are_closed_first() {
     let folder = tempfile::tempdir().expect("a temp dir");
-    let few_files = folder.path().join("procfleet");
-    let program = env!("CARGO_BIN_EXE_procfleet");
-    std::fs::write(&few_files, format!("#!/bin/sh\nulimit -n 200\nexec {program} \"$@\"\n")).expect("a file");
-    std::fs::set_permissions(&few_files, std::fs::Permissions::from_mode(0o755)).expect("our own file");
+    let few_files = crate::with_few_files(folder.path(), 200);
     // With TLS a silent peer has not even begun its handshake.
     check_give_way(&Up::start(&few_files));
     check_give_way(&Up::start_with(&few_files, &["--tls"]));

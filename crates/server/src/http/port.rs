@@ -1,18 +1,16 @@
-//! The API's port: accepts connections up to a limit, and closes idle ones.
-//!
-//! File descriptors are shared with the agents' link and the store. Callers that hold connections without
-//! using them, by mistake or on purpose, must not exhaust RLIMIT_NOFILE.
+//! The API's port: accepts connections up to its share of RLIMIT_NOFILE, and closes idle ones. Further
+//! connections wait in the kernel's accept queue.
 
 use super::connections::{Admitted, ConnectionLimiter};
 use super::requests::{self, Answerer};
 use super::tls::ApiTls;
+use crate::files::FileShares;
 use crate::handshake;
 use crate::metrics::ServerPort;
 use crate::peer::PeerNet;
 use crate::proxies::TrustedProxies;
 use axum::Router;
 use procfleet_program::panics;
-use rustix::process::{Resource, getrlimit};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -22,9 +20,6 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
-/// Maximum number of connections; further ones wait in the kernel's accept queue. Fewer if RLIMIT_NOFILE is
-/// low.
-const CONNECTIONS: u64 = 4_096;
 /// Time limit of a TLS handshake. Until it is done, the peer counts as one without a login.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
@@ -36,7 +31,7 @@ pub(crate) async fn serve(
     proxies: TrustedProxies,
     mut stop: watch::Receiver<bool>,
 ) {
-    let limiter = ConnectionLimiter::new(most_connections());
+    let limiter = ConnectionLimiter::new(FileShares::of_this_process().callers as usize);
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -78,12 +73,6 @@ pub(crate) async fn serve(
     drop(listener);
     // The caller bounds how long this may take.
     while connections.join_next().await.is_some() {}
-}
-
-/// At most half of RLIMIT_NOFILE.
-fn most_connections() -> usize {
-    let half = getrlimit(Resource::Nofile).current.map_or(CONNECTIONS, |most| most / 2);
-    usize::try_from(half.clamp(16, CONNECTIONS)).unwrap_or(16)
 }
 
 /// Reads the PROXY header where one is due. From here on, the address that it names is the peer's.

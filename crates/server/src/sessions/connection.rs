@@ -33,7 +33,7 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
 use tracing::{Instrument, info, info_span, warn};
 
-const HELLO: Duration = Duration::from_secs(10);
+const HELLO: Duration = Duration::from_secs(20);
 /// How often a server that may not send looks whether it may again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Interval of the WebSocket pings. Agents leave after two and a half intervals without a message. With a
@@ -118,10 +118,10 @@ pub(super) async fn run(
     mut socket: WebSocket,
 ) {
     // Futures that run once in a session are boxed, so that ten thousand sessions do not keep their memory.
-    let greeting = tokio::select! {
-        biased;
-        () = slot.evicted() => return,
-        greeting = Box::pin(greet(&link, &certificate, ip, &mut socket)) => greeting,
+    let Ok(hello) = slot.wait_for(Box::pin(read_hello(&mut socket))).await else { return };
+    let greeting = match hello {
+        Ok(hello) => Box::pin(greet(&link, &certificate, ip, hello)).await,
+        Err(end) => Err(end),
     };
     drop((slot, certificate));
     let (agent, hello, certificate_age) = match greeting {
@@ -235,17 +235,22 @@ async fn send_close(socket: &mut WebSocket, last: Option<Body>) {
     let _ = timeout(WRITE, words).await;
 }
 
-/// Reads the hello and checks it against the client certificate.
+async fn read_hello(socket: &mut WebSocket) -> Result<Hello, SessionEnd> {
+    match timeout(HELLO, next(socket)).await {
+        Ok(Ok(agent_message::Body::Hello(hello))) => Ok(hello),
+        Ok(Ok(_)) => Err(SessionEnd::Refused("the first message must be a hello".to_owned())),
+        Ok(Err(end)) => Err(end),
+        Err(_) => Err(SessionEnd::Silent(HELLO)),
+    }
+}
+
+/// Checks a hello against the client certificate.
 async fn greet(
     link: &Link,
     certificate: &CertificateDer<'static>,
     ip: IpAddr,
-    socket: &mut WebSocket,
+    mut hello: Hello,
 ) -> Result<(AgentId, Hello, CertificateAge), SessionEnd> {
-    let first = timeout(HELLO, next(socket)).await.map_err(|_| SessionEnd::Silent(HELLO))??;
-    let agent_message::Body::Hello(mut hello) = first else {
-        return Err(SessionEnd::Refused("the first message must be a hello".to_owned()));
-    };
     agent_limits::check_hello(&mut hello)?;
     let named = pki::agent_of(certificate)
         .ok_or_else(|| SessionEnd::Refused("the certificate names no agent".to_owned()))?;
@@ -401,6 +406,7 @@ async fn serve(
     let mut beat = tokio::time::interval_at(Instant::now() + jitter, HEARTBEAT);
     // No burst of pings after a long store write.
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_overdue = false;
     loop {
         let done = tokio::select! {
             // Ops first: they are few, and a flood of reports must not delay a stop.
@@ -421,9 +427,7 @@ async fn serve(
                 }
             }
             _ = beat.tick() => {
-                if !intake.is_paused() && silent_since.elapsed() > AGENT_SILENCE {
-                    return SessionEnd::Silent(silent_since.elapsed());
-                }
+                is_overdue = !intake.is_paused() && silent_since.elapsed() > AGENT_SILENCE;
                 ping(socket).await
             }
             Ok(()) = cas.changed(), if news.renews => {
@@ -443,7 +447,7 @@ async fn serve(
                 answered(socket, resumed).await
             }
             message = socket.next(), if !intake.is_paused() => {
-                silent_since = Instant::now();
+                (silent_since, is_overdue) = (Instant::now(), false);
                 last_heard.set(link.clock.wall());
                 let (body, size) = match message {
                     None | Some(Ok(Message::Close(_))) => return SessionEnd::Closed,
@@ -465,6 +469,10 @@ async fn serve(
                 // A slow store does not count as silence of the agent.
                 silent_since = Instant::now();
                 handled
+            }
+            // After a last look at the socket: a busy server may not have read the agent's messages yet.
+            () = tokio::task::yield_now(), if is_overdue => {
+                return SessionEnd::Silent(silent_since.elapsed());
             }
         };
         if let Err(end) = done {

@@ -1,6 +1,7 @@
 //! Enrolment of a new host: join token and signing request in, certificate out.
 
 use super::certificates;
+use super::handshake_limiter::HandshakeSlot;
 use super::listener::Link;
 use crate::agent_limits;
 use crate::dispatcher::{DispatcherMessage, RETIRED};
@@ -20,9 +21,9 @@ use tracing::{info, warn};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(link: Link, from: IpAddr, mut socket: WebSocket) {
-    let answer = match timeout(TIMEOUT, socket.next()).await {
-        Ok(Some(Ok(Message::Binary(bytes)))) => match decode_agent(&bytes) {
+pub(super) async fn run(link: Link, from: IpAddr, slot: &HandshakeSlot, mut socket: WebSocket) {
+    let answer = match slot.wait_for(timeout(TIMEOUT, socket.next())).await {
+        Ok(Ok(Some(Ok(Message::Binary(bytes))))) => match decode_agent(&bytes) {
             Ok(agent_message::Body::Enroll(request)) => enroll(&link, from, request).await,
             Ok(_) | Err(_) => Err("the first message must be an enrolment".to_owned()),
         },
@@ -38,8 +39,11 @@ pub(super) async fn run(link: Link, from: IpAddr, mut socket: WebSocket) {
             Body::Refused(Refused { reason })
         }
     };
-    let _ = socket.send(Message::Binary(body.into_bytes().into())).await;
-    let _ = socket.send(Message::Close(None)).await;
+    let reply = async {
+        let _ = socket.send(Message::Binary(body.into_bytes().into())).await;
+        let _ = socket.send(Message::Close(None)).await;
+    };
+    let _ = slot.wait_for(timeout(TIMEOUT, reply)).await;
 }
 
 async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enrolled, String> {

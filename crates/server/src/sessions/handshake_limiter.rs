@@ -1,23 +1,27 @@
-//! Limits the handshakes under way: peers between their first packet and their hello.
+//! Limits the handshakes under way: peers between their first packet and the check of their hello.
 //!
-//! Anybody can open a connection and send nothing (slow-loris). Each peer keeps its slot for a minimum time,
-//! which is longer for a peer that has sent something, so that a flood of new connections does not evict an
-//! agent that only waits for a busy core. When all slots are taken, a newer peer evicts one whose minimum
-//! time is over: of the address with the most slots, the peer whose time was over first. A peer without
-//! a slot waits in the kernel's accept queue.
+//! Anybody can open a connection and send nothing (slow-loris). So the server waits for each peer for a
+//! limited time, which is longer for a peer that has sent something. Only the time in which the server waits
+//! for the peer counts: after the end of a server, when thousands of agents connect to a busy one, evicting
+//! those that it has kept waiting would throw away its own work, and they would come again.
+//!
+//! When all slots are taken, a newer peer evicts one whose time is over: of the address with the most slots,
+//! the peer whose time was over first. A peer without a slot waits in the kernel's accept queue.
 
 use crate::peer::PeerNet;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Minimum time of a slot, for a peer that has sent nothing and for one that has.
+/// How long the server waits for a peer at least: for one that has sent nothing, and for one that has.
 const SILENT: Duration = Duration::from_millis(250);
-const ACTIVE: Duration = Duration::from_secs(3);
+const ACTIVE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct HandshakeLimiter {
@@ -35,11 +39,23 @@ struct TakenSlots {
 
 #[derive(Debug)]
 struct SlotState {
-    since: Instant,
+    waiting: Mutex<PeerTime>,
     has_sent_data: AtomicBool,
     is_evicted: AtomicBool,
     evicted: Notify,
 }
+
+/// How long the server has waited for the peer.
+#[derive(Debug)]
+struct PeerTime {
+    before: Duration,
+    /// `None`: the server is at work for the peer.
+    since: Option<Instant>,
+}
+
+/// Another peer has taken the slot.
+#[derive(Debug)]
+pub(super) struct Evicted;
 
 /// A slot, free again when the last holder drops it.
 #[derive(Debug)]
@@ -80,7 +96,7 @@ impl HandshakeLimiter {
 
     fn add_slot(self: &Arc<Self>, taken: &mut TakenSlots, net: PeerNet) -> HandshakeSlot {
         let slot = Arc::new(SlotState {
-            since: Instant::now(),
+            waiting: Mutex::new(PeerTime { before: Duration::ZERO, since: Some(Instant::now()) }),
             has_sent_data: AtomicBool::new(false),
             is_evicted: AtomicBool::new(false),
             evicted: Notify::new(),
@@ -95,7 +111,8 @@ impl HandshakeLimiter {
         for (net, _) in taken.by_number.values() {
             *slots.entry(*net).or_default() += 1;
         }
-        let due = taken.by_number.iter().map(|(number, (net, slot))| (slot.kept_until(), *number, *net));
+        let due = taken.by_number.iter();
+        let due = due.filter_map(|(number, (net, slot))| Some((slot.kept_until()?, *number, *net)));
         let up = due.clone().filter(|(until, ..)| *until <= now);
         let most = up.max_by_key(|(until, number, net)| (slots.get(net), Reverse((*until, *number))));
         match (most, due.map(|(until, ..)| until).min()) {
@@ -115,8 +132,26 @@ enum Expendable {
 }
 
 impl SlotState {
-    fn kept_until(&self) -> Instant {
-        self.since + if self.has_sent_data.load(Ordering::Relaxed) { ACTIVE } else { SILENT }
+    /// `None`: as long as the server is at work.
+    fn kept_until(&self) -> Option<Instant> {
+        let limit = if self.has_sent_data.load(Ordering::Relaxed) { ACTIVE } else { SILENT };
+        let waiting = self.waiting();
+        Some(waiting.since? + limit.saturating_sub(waiting.before))
+    }
+
+    fn begin_work(&self) {
+        let mut waiting = self.waiting();
+        if let Some(since) = waiting.since.take() {
+            waiting.before += since.elapsed();
+        }
+    }
+
+    fn begin_wait(&self) {
+        self.waiting().since = Some(Instant::now());
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, PeerTime> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn evict(&self) {
@@ -138,8 +173,25 @@ impl HandshakeSlot {
         }
     }
 
-    /// Returns when another peer has taken the slot.
-    pub(super) async fn evicted(&self) {
+    /// Runs a future that waits for nothing but the peer, unless the slot is evicted meanwhile.
+    pub(super) async fn wait_for<F: Future>(&self, peer: F) -> Result<F::Output, Evicted> {
+        let mut peer = pin!(peer);
+        let peer = poll_fn(|context| {
+            self.slot.begin_work();
+            let polled = peer.as_mut().poll(context);
+            if polled.is_pending() {
+                self.slot.begin_wait();
+            }
+            polled
+        });
+        tokio::select! {
+            biased;
+            () = self.evicted() => Err(Evicted),
+            done = peer => Ok(done),
+        }
+    }
+
+    async fn evicted(&self) {
         loop {
             // Created before the check, so that an eviction in between is not missed.
             let evicted = self.slot.evicted.notified();
@@ -188,6 +240,26 @@ mod tests {
         assert!(is_evicted(&first).await && !is_evicted(&third).await && !is_evicted(&fourth).await);
         drop((first, second, third, fourth, fifth));
         assert_eq!(limiter.lock().by_number.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_time_in_which_the_server_waits_for_the_peer_counts() {
+        let limiter = HandshakeLimiter::new(1);
+        let first = limiter.take(net(1)).await;
+        first.has_sent_data();
+        let pause = |time| async move { first.wait_for(tokio::time::sleep(time)).await.map(|()| first) };
+        let first = pause(ACTIVE / 2).await.expect("nobody else is there");
+        // The server is at work, for longer than a peer may take.
+        tokio::time::advance(ACTIVE * 5).await;
+        let next = tokio::spawn({
+            let limiter = limiter.clone();
+            async move { limiter.take(net(2)).await }
+        });
+        tokio::time::advance(ACTIVE).await;
+        let began = Instant::now();
+        first.wait_for(std::future::pending::<()>()).await.expect_err("the peer has had its time");
+        assert_eq!(began.elapsed(), ACTIVE / 2, "both waits count");
+        drop((first, next.await.expect("no panic")));
     }
 
     #[tokio::test(start_paused = true)]

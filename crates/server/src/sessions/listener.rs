@@ -3,12 +3,13 @@
 //! Agents and servers enter by different names in the TLS hello (SNI), with different certificates on both
 //! sides, and each entrance has its own paths. A server that is alone has no entrance for servers.
 
-use super::handshake_limiter::{HandshakeLimiter, HandshakeSlot};
+use super::handshake_limiter::{Evicted, HandshakeLimiter, HandshakeSlot};
 use super::peer_questions::PeerPort;
 use super::{Budgets, Clones, Questions, connection, enroll};
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
 use crate::events::EventNotifier;
+use crate::files::FileShares;
 use crate::handshake::{self, Metered};
 use crate::metrics::{Metrics, ServerPort};
 use crate::peer::PeerNet;
@@ -30,12 +31,12 @@ use procfleet_program::panics;
 use procfleet_proto::link::{BUFFER, ENROLL_PATH, LINK_PATH, MAX_FRAME, MAX_MESSAGE};
 use procfleet_proto::peer::{PEER_NAME, PEER_PATH};
 use procfleet_store::Store;
-use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
@@ -43,8 +44,9 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tracing::{debug, warn};
 
-/// How long a peer may take from its first byte to an open WebSocket.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long TLS may take, and the request for a WebSocket afterwards. Much, because the server may be the
+/// slow one; a slow peer is evicted earlier if its slot is needed.
+const HANDSHAKE: Duration = Duration::from_secs(20);
 /// Maximum number of handshakes under way.
 const HANDSHAKES: usize = 512;
 /// Larger than the first TLS record of an agent.
@@ -86,14 +88,15 @@ struct TlsPeer {
     ip: IpAddr,
     slot: Arc<HandshakeSlot>,
     /// Held by every session; the port has ended when all are dropped.
-    present: mpsc::Sender<Infallible>,
+    place: Arc<OwnedSemaphorePermit>,
 }
 
 impl Link {
     /// Serves connections until the server stops; returns when the last one has ended.
     pub async fn serve(self, listener: TcpListener) {
         let limiter = HandshakeLimiter::new(HANDSHAKES);
-        let (present, mut last) = mpsc::channel(1);
+        let most = FileShares::of_this_process().agents;
+        let places = Arc::new(Semaphore::new(most as usize));
         let routers = Routers::new(&self);
         let mut connections = JoinSet::new();
         let mut stop = self.stop.clone();
@@ -114,6 +117,14 @@ impl Link {
                     continue;
                 }
             };
+            // The agent finds another server, or comes back. In the kernel's queue it would wait in vain.
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                self.metrics.refused_sessions.inc();
+                if self.refusal_log.admits_a_line() {
+                    warn!(%from, agents = most, "closed an agent's connection: all descriptors that RLIMIT_NOFILE leaves for agents are used");
+                }
+                continue;
+            };
             // After the accept: taking a slot may evict another peer.
             let slot = tokio::select! {
                 biased;
@@ -122,16 +133,16 @@ impl Link {
             };
             // Read for each connection, because the CA may have changed.
             let tls = PortTls { agents: self.ca.link_tls(), peers: self.peers.clone() };
-            let incoming = IncomingConnection { from, slot: Arc::new(slot), present: present.clone() };
+            let incoming = IncomingConnection { from, slot: Arc::new(slot), place: Arc::new(place) };
             let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
             let proxies = self.proxies.clone();
             let serving = accept_peer(stream, incoming, proxies, tls, routers.clone(), metrics, refusal_log);
             connections.spawn(panics::contain(serving));
         }
-        drop((listener, present));
+        drop(listener);
         // Sessions end when their senders are dropped; the caller bounds how long this may take.
         while connections.join_next().await.is_some() {}
-        while last.recv().await.is_some() {}
+        let _ = places.acquire_many(most).await;
     }
 }
 
@@ -139,7 +150,7 @@ impl Link {
 struct IncomingConnection {
     from: SocketAddr,
     slot: Arc<HandshakeSlot>,
-    present: mpsc::Sender<Infallible>,
+    place: Arc<OwnedSemaphorePermit>,
 }
 
 /// By which name a peer came in.
@@ -184,40 +195,32 @@ async fn accept_peer(
     metrics: Arc<Metrics>,
     refusal_log: RefusalLog,
 ) {
-    let IncomingConnection { from, slot, present } = incoming;
-    let origin = tokio::select! {
-        biased;
-        () = slot.evicted() => {
-            metrics.refused_sessions.inc();
-            return debug!(%from, "a proxy's connection without a header was evicted for another");
-        }
-        origin = proxies.origin(&mut stream, from, ServerPort::Link) => origin,
+    let IncomingConnection { from, slot, place } = incoming;
+    let Ok(origin) = slot.wait_for(proxies.origin(&mut stream, from, ServerPort::Link)).await else {
+        metrics.refused_sessions.inc();
+        return debug!(%from, "a proxy's connection without a header was evicted for another");
     };
     let Some(PeerOrigin { address: from, speaker }) = origin else { return };
     slot.is_from(PeerNet::from(from.ip()));
-    let handshake = tokio::select! {
-        biased;
-        () = slot.evicted() => None,
-        handshake = tokio::time::timeout(HANDSHAKE, Box::pin(tls_handshake(stream, &slot, tls))) => Some(handshake),
-    };
-    match handshake {
-        Some(Ok(Ok((stream, certificate, entrance)))) => {
+    let handshake = tokio::time::timeout(HANDSHAKE, Box::pin(tls_handshake(stream, &slot, tls)));
+    match slot.wait_for(handshake).await {
+        Ok(Ok(Ok((stream, certificate, entrance)))) => {
             let lost = slot.clone();
-            let peer = TlsPeer { certificate, ip: from.ip(), slot, present };
+            let peer = TlsPeer { certificate, ip: from.ip(), slot, place };
             let router = match entrance {
                 Entrance::Agents => routers.agents,
                 Entrance::Servers => routers.servers,
             };
             serve_connection(stream, peer, router, lost).await;
         }
-        Some(_) | None if speaker == Speaker::Proxy => debug!(%from, "a proxy checked the link's port"),
-        Some(Ok(Err(error))) => {
+        _ if speaker == Speaker::Proxy => debug!(%from, "a proxy checked the link's port"),
+        Ok(Ok(Err(error))) => {
             metrics.refused_sessions.inc();
             if refusal_log.admits_a_line() {
                 warn!(%from, %error, "an agent's TLS handshake was refused");
             }
         }
-        Some(Err(_)) | None => {
+        Ok(Err(_)) | Err(Evicted) => {
             metrics.refused_sessions.inc();
             debug!(%from, "a peer did not finish its handshake");
         }
@@ -233,7 +236,10 @@ async fn tls_handshake(
 ) -> std::io::Result<(TlsStream, Option<CertificateDer<'static>>, Entrance)> {
     stream.set_nodelay(true)?;
     rustix::net::sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS)?;
-    stream.readable().await?;
+    // A peer that has given up is not worth a handshake.
+    if stream.ready(Interest::READABLE).await?.is_read_closed() {
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    }
     // An agent's first TLS record arrives whole. A peer that sends half of one is evicted like a silent one
     // (slow-loris): otherwise a few thousand of them would fill the accept queue for longer than an agent
     // waits.
@@ -283,12 +289,10 @@ async fn serve_connection(stream: TlsStream, peer: TlsPeer, router: Router, slot
         .max_buf_size(16 * 1024)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    tokio::select! {
-        biased;
-        () = slot.evicted() => debug!("a peer was evicted before its hello"),
-        served = serving => if let Err(error) = served {
-            debug!(%error, "a connection to the link ended early");
-        },
+    match slot.wait_for(serving).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => debug!(%error, "a connection to the link ended early"),
+        Err(Evicted) => debug!("a peer was evicted before its hello"),
     }
 }
 
@@ -314,10 +318,10 @@ async fn open_link(
             .into_response();
     }
     bounded(upgrade).on_upgrade(move |socket| {
-        let TlsPeer { ip, slot, present, .. } = peer;
+        let TlsPeer { ip, slot, place, .. } = peer;
         panics::contain(async move {
             connection::run(link, certificate, ip, slot, socket).await;
-            drop(present);
+            drop(place);
         })
     })
 }
@@ -331,12 +335,12 @@ async fn open_peer(
         return refuse_peer(State(port.link), Extension(peer)).await;
     };
     bounded(upgrade).on_upgrade(move |socket| {
-        let TlsPeer { slot, present, .. } = peer;
+        let TlsPeer { slot, place, .. } = peer;
         // The peer has shown who it is.
         drop(slot);
         panics::contain(async move {
             port.serve(server, socket).await;
-            drop(present);
+            drop(place);
         })
     })
 }
@@ -356,12 +360,10 @@ async fn open_enrolment(
     upgrade: WebSocketUpgrade,
 ) -> Response {
     bounded(upgrade).on_upgrade(move |socket: WebSocket| {
+        let TlsPeer { ip, slot, place, .. } = peer;
         panics::contain(async move {
-            tokio::select! {
-                biased;
-                () = peer.slot.evicted() => {}
-                () = enroll::run(link, peer.ip, socket) => {}
-            }
+            enroll::run(link, ip, &slot, socket).await;
+            drop(place);
         })
     })
 }
