@@ -70,10 +70,15 @@ class Database:
         subprocess.run([os.path.join(self.programs, program), *words], check=True, stdout=subprocess.DEVNULL,
                        preexec_fn=self.become, cwd="/")
 
-    def psql(self, sql, check=True):
-        command = [os.path.join(self.programs, "psql"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "procfleet", "-d", "postgres",
-                   "-Atqc", sql]
-        return subprocess.run(command, check=check, capture_output=True, text=True, cwd="/")
+    def psql(self, sql, check=True, name="postgres"):
+        return subprocess.run(self.client(sql, name), check=check, capture_output=True, text=True, cwd="/")
+
+    def start_psql(self, sql, name):
+        return subprocess.Popen(self.client(sql, name), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd="/")
+
+    def client(self, sql, name):
+        return [os.path.join(self.programs, "psql"), "-h", "127.0.0.1", "-p", str(self.port), "-U", "procfleet", "-d", name,
+                "-Atqc", sql]
 
     def create(self, name):
         self.psql(f"CREATE DATABASE {name}")

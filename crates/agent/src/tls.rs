@@ -34,7 +34,7 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 /// The name inside the CA that the server must prove.
 const SERVER_NAME: &str = "procfleet-server";
 /// How long a connection may take, through a proxy or not.
-const CONNECT: Duration = Duration::from_secs(15);
+pub const CONNECT: Duration = Duration::from_secs(15);
 /// How long TLS and the opening of the WebSocket may take. A server that takes over the agents of another one
 /// may be busy for a while, and who gives up begins again at the end of its queue.
 const OPEN: Duration = Duration::from_secs(25);

@@ -38,7 +38,8 @@ impl Source {
         match self {
             Source::Any => tls::connect(server, None, path, tls).await,
             Source::Loopback(from) => {
-                let stream = connect_from(from, server).await;
+                let stream = tokio::time::timeout(tls::CONNECT, connect_from(from, server)).await;
+                let stream = stream.map_err(|_| ConnectError::Silent(server.clone(), tls::CONNECT))?;
                 let stream = stream.map_err(|error| ConnectError::Tcp(server.clone(), error))?;
                 tls::open(server, path, tls, stream).await
             }

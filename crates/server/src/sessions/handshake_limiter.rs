@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// How long the server waits for a peer at least: for one that has sent nothing, and for one that has.
-const SILENT: Duration = Duration::from_millis(250);
+const SILENT: Duration = Duration::from_millis(500);
 const ACTIVE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
