@@ -152,12 +152,12 @@ pub async fn open(
     tls: ClientConfig,
     stream: TcpStream,
 ) -> Result<Socket, ConnectError> {
-    limit_silence(&stream).map_err(|error| ConnectError::Tcp(server.clone(), error))?;
+    set_socket_options(&stream).map_err(|error| ConnectError::Tcp(server.clone(), error))?;
     let opening = tokio::time::timeout(OPEN, open_now(server, path, tls, stream)).await;
     opening.map_err(|_| ConnectError::Silent(server.clone(), OPEN))?
 }
 
-fn limit_silence(stream: &TcpStream) -> io::Result<()> {
+fn set_socket_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keep_alive = TcpKeepalive::new()
         .with_time(KEEP_ALIVE_IDLE)

@@ -71,6 +71,8 @@ fn a_burst_beyond_the_bound_is_refused_whole_and_nothing_accepted_is_lost_or_dou
     std::fs::write(up.folder("gate").join("go"), "").expect("our own file");
     wait_until(PATIENCE * 3, "there is room again", || call(&up, &body(&large)).1["code"] == 0);
     assert_eq!(task_count(&up), before + 4);
+    // The metric counts ops from their dispatch on, so it may still be 0.
+    large.iter().for_each(|proc| proc.wait_for_runs(1));
     wait_until(PATIENCE * 3, "all ops have ended", || {
         up.client.page("/metrics").text.contains("procfleet_open_ops 0\n")
     });
