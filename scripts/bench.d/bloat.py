@@ -4,16 +4,14 @@ it, and the dead rows of each table. `scripts/bench bloat --help` lists the opti
 
 import argparse
 import os
-import resource
 import shutil
-import signal
 import sys
 import time
 
 import measure
 import report
 from fleet import RESTART, START, hosts, operate
-from scale import Bench, Database, Fleet, Servers, wait
+from scale import Bench, Database, Fleet, Servers, add_common_options, prepare, wait
 
 
 class Store:
@@ -44,10 +42,7 @@ class Store:
 
 def main():
     options = read_options()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    prepare()
     bench, before = Bench(options), os.getloadavg()
     try:
         text = run(bench, options)
@@ -124,18 +119,12 @@ def summary(phases):
 
 def read_options():
     parser = argparse.ArgumentParser(prog="scripts/bench bloat", description=__doc__)
-    parser.add_argument("--agents", type=int, default=10_000, help="simulated agents (default: %(default)s)")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--ops", type=int, default=2_000_000, help="ops, half of them before the transaction (default: %(default)s)")
     parser.add_argument("--open", type=int, default=600, help="seconds for which the transaction is open (default: %(default)s)")
     parser.add_argument("--after", type=int, default=120, help="seconds of load after it (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="1,000 agents and half a minute")
-    parser.add_argument("--patience", type=float, default=300)
-    parser.add_argument("--procfleet", default="target/release/procfleet")
-    parser.add_argument("--sim", default="target/release/procfleet-sim")
-    parser.add_argument("--folder", help="where the files of the benchmark are")
-    parser.add_argument("--log", default="warn", help="log level of the servers")
-    parser.add_argument("--record", action="store_true", help="write the report to docs/bench/bloat.md")
+    add_common_options(parser, "bloat")
     options = parser.parse_args()
     if options.quick:
         options.agents, options.ops, options.open, options.after = 1_000, 20_000, 20, 5

@@ -198,10 +198,7 @@ class Bench:
 
 def main():
     options = read_options()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    prepare()
     bench = Bench(options)
     before = os.getloadavg()
     try:
@@ -382,9 +379,26 @@ def death(bench, options, name, servers, fleet, database, how):
             drop.end()
 
 
+def add_common_options(parser, name):
+    parser.add_argument("--agents", type=int, default=10_000, help="simulated agents (default: %(default)s)")
+    parser.add_argument("--patience", type=float, default=300)
+    parser.add_argument("--procfleet", default="target/release/procfleet")
+    parser.add_argument("--sim", default="target/release/procfleet-sim")
+    parser.add_argument("--folder", help="where the files of the benchmark are")
+    parser.add_argument("--log", default="warn", help="log level of the servers")
+    parser.add_argument("--record", action="store_true", help=f"write the table to docs/bench/{name}.md")
+
+
+def prepare():
+    """Ends by a signal as by an error, so that everything that was started is ended; allows many open files."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def read_options():
     parser = argparse.ArgumentParser(prog="scripts/bench scale", description=__doc__)
-    parser.add_argument("--agents", type=int, default=10_000, help="simulated agents (default: %(default)s)")
     parser.add_argument("--servers", type=int, help="only PostgreSQL with so many servers")
     parser.add_argument("--no-sqlite", action="store_true", help="leave out the embedded store")
     parser.add_argument("--no-kill", dest="kill", action="store_false", help="let all servers live")
@@ -393,12 +407,7 @@ def read_options():
     parser.add_argument("--accepts", type=int, default=5_000)
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--settle", type=float, default=5, help="seconds of rest before a server goes (default: %(default)s)")
-    parser.add_argument("--patience", type=float, default=300)
-    parser.add_argument("--procfleet", default="target/release/procfleet")
-    parser.add_argument("--sim", default="target/release/procfleet-sim")
-    parser.add_argument("--folder", help="where the files of the benchmark are")
-    parser.add_argument("--log", default="warn", help="log level of the servers")
-    parser.add_argument("--record", action="store_true", help="write the table to docs/bench/scale.md")
+    add_common_options(parser, "scale")
     options = parser.parse_args()
     if options.quick:
         options.agents, options.rounds, options.accepts, options.queries = 1_000, 2, 500, 100
