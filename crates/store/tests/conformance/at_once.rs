@@ -191,10 +191,7 @@ async fn an_agent_whose_rows_are_locked_delays_only_itself() {
         },
     ];
     let Fixture { folder, store } = TestEngine::Postgres.with_agents(&["a", "b"]).await;
-    let url = std::fs::read_to_string(url_file(&folder)).expect("the url");
-    let (other, connection) =
-        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("a connection");
-    tokio::spawn(connection);
+    let other = administrator(&folder).await;
     for tell in tellings {
         other
             .batch_execute(

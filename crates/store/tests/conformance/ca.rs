@@ -49,9 +49,7 @@ impl Stopped {
         if engine == TestEngine::Sqlite {
             return None;
         }
-        let url = std::fs::read_to_string(url_file(folder)).expect("the url");
-        let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("there");
-        tokio::spawn(connection);
+        let client = administrator(folder).await;
         client.batch_execute(&format!("BEGIN; {sql}")).await.expect("locked");
         Some(Stopped { client })
     }

@@ -10,7 +10,7 @@ use procfleet_testkit::PATIENCE;
 use std::future::Future;
 use std::time::Instant;
 use tokio::task::JoinHandle;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::Client;
 
 /// Stops every transaction that changes a table in a certain way, until it is opened.
 pub(crate) struct Gate {
@@ -30,9 +30,7 @@ pub(crate) enum Meanwhile {
 impl Gate {
     /// `change` is the change at which transactions stop, such as `INSERT ON ops`.
     pub(crate) async fn at(folder: &TempDir, change: &str) -> Gate {
-        let url = std::fs::read_to_string(url_file(folder)).expect("the url");
-        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("a connection");
-        tokio::spawn(connection);
+        let client = administrator(folder).await;
         let sql = format!(
             // The gate may be shut for longer than the store waits for locks.
             "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS \

@@ -102,6 +102,15 @@ fn url_file(folder: &TempDir) -> PathBuf {
     folder.path().join("url")
 }
 
+/// A connection to the database of a store, beside the store's own.
+async fn administrator(folder: &TempDir) -> tokio_postgres::Client {
+    let url = std::fs::read_to_string(url_file(folder)).expect("the url");
+    let (client, connection) =
+        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("a connection");
+    tokio::spawn(connection);
+    client
+}
+
 /// The epoch of an agent that has not connected yet.
 const NEVER_CONNECTED: Epoch = Epoch(0);
 const STAMP: u64 = 20_261_115_203_000;
