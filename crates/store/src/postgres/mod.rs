@@ -78,8 +78,8 @@ const CONNECTIONS: usize = 8;
 const TRIES: u32 = 4;
 
 /// Settings of every connection. A server that stops in the middle of a transaction must not hold its locks
-/// for long. JIT costs more than it gains for short statements. Every statement has its index; a plan that
-/// was made when a table was small, or before its statistics were there, must not read all of it later.
+/// for long. JIT costs more than it gains for short statements. Nearly every statement has its index; a plan
+/// that was made when a table was small, or before its statistics were there, must not read all of it later.
 const SETTINGS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '5s'; SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 3; \
      SET tcp_keepalives_count = 3; SET tcp_user_timeout = 15000; SET jit = off; SET seq_page_cost = 100; SET TimeZone = 'UTC'; \

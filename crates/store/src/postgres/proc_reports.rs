@@ -18,6 +18,7 @@ use ring::digest::{SHA256, digest};
 use std::borrow::Borrow;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use tokio_postgres::types::ToSql;
 
 impl PgStore {
     pub(crate) async fn put_procs(
@@ -114,7 +115,8 @@ async fn store(
     }
     delete(tx, &gone).await?;
     let stays = |report: &&AgentProcs| matches!(report.others, OtherProcs::Stay { .. });
-    let mut changes = Changes::of(tx, held().filter(stays).collect()).await?;
+    let rest = update(tx, held().filter(stays).collect()).await?;
+    let mut changes = Changes::of(tx, rest).await?;
     let replaced = Changes::of_all(tx, held().filter(|report| !stays(report)).collect()).await?;
     delete(tx, &replaced.gone).await?;
     changes.procs.extend(replaced.procs);
@@ -407,6 +409,37 @@ async fn delete(tx: &Transaction<'_>, gone: &[(&AgentId, impl Borrow<ProcKey>)])
     Ok(())
 }
 
+/// Writes what is newer than its stored row, as nearly all of a report is. Returns the reports of which it
+/// could not write everything: something is new, large, or not newer. To store what was written once more
+/// changes nothing.
+async fn update<'a>(
+    tx: &Transaction<'_>,
+    reports: Vec<&'a AgentProcs>,
+) -> Result<Vec<&'a AgentProcs>, PgFault> {
+    let small = |report: &&'a AgentProcs| {
+        let AgentProcs { agent, procs, .. } = *report;
+        procs.iter().filter(|record| !is_large(record)).map(move |record| (agent, record))
+    };
+    let procs: Vec<(&AgentId, &ProcRecord)> = reports.iter().flat_map(small).collect();
+    if procs.is_empty() {
+        return Ok(reports);
+    }
+    let sql = "UPDATE procs SET revision = found.revision, status_json = found.status_json, state = found.state, \
+               start_rank = found.start_rank, failed = found.failed \
+               FROM (SELECT reported.*, (SELECT stored.ctid FROM procs AS stored WHERE stored.agent = reported.agent \
+               AND stored.namespace = reported.namespace AND stored.name = reported.name) AS place \
+               FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bigint[], $8::boolean[]) \
+               AS reported (agent, namespace, name, revision, status_json, state, start_rank, failed) OFFSET 0) AS found \
+               WHERE procs.ctid = found.place AND procs.revision < found.revision RETURNING procs.agent";
+    let statement = tx.prepare_cached(sql).await?;
+    let mut written: HashMap<AgentId, usize> = HashMap::with_capacity(reports.len());
+    for row in tx.query(&statement, &Columns::of(&procs).values()).await? {
+        *written.entry(agent_id(&row, 0)?).or_default() += 1;
+    }
+    let is_written = |report: &&AgentProcs| written.get(&report.agent) == Some(&report.procs.len());
+    Ok(reports.into_iter().filter(|report| !is_written(report)).collect())
+}
+
 /// Writes all of them, whatever is stored.
 async fn upsert(tx: &Transaction<'_>, mut procs: Vec<(&AgentId, &ProcRecord)>) -> Result<(), PgFault> {
     if procs.is_empty() {
@@ -422,20 +455,39 @@ async fn upsert(tx: &Transaction<'_>, mut procs: Vec<(&AgentId, &ProcRecord)>) -
                SET revision = excluded.revision, status_json = excluded.status_json, state = excluded.state, \
                start_rank = excluded.start_rank, failed = excluded.failed";
     let statement = tx.prepare_cached(sql).await?;
-    let keys = Keys::of(procs.iter().map(|(agent, record)| (*agent, &record.proc)));
-    let records = || procs.iter().map(|(_, record)| record);
-    let revisions: Vec<i64> = records().map(|record| integer(record.revision)).collect();
-    let statuses: Vec<&str> = records().map(|record| record.status.as_str()).collect();
-    let states: Vec<&str> = records().map(|record| record.listing.state.as_str()).collect();
-    let start_ranks: Vec<i64> = records().map(|record| record.listing.started_at.saturating_neg()).collect();
-    let failed: Vec<bool> = records().map(|record| record.listing.failed).collect();
-    let Keys { agents, namespaces, names } = &keys;
-    tx.execute(
-        &statement,
-        &[agents, namespaces, names, &revisions, &statuses, &states, &start_ranks, &failed],
-    )
-    .await?;
+    tx.execute(&statement, &Columns::of(&procs).values()).await?;
     Ok(())
+}
+
+/// Procs as columns, for `unnest`.
+struct Columns<'a> {
+    keys: Keys<'a>,
+    revisions: Vec<i64>,
+    statuses: Vec<&'a str>,
+    states: Vec<&'a str>,
+    start_ranks: Vec<i64>,
+    failed: Vec<bool>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(procs: &[(&'a AgentId, &'a ProcRecord)]) -> Columns<'a> {
+        let records = || procs.iter().map(|(_, record)| record);
+        Columns {
+            keys: Keys::of(procs.iter().map(|(agent, record)| (*agent, &record.proc))),
+            revisions: records().map(|record| integer(record.revision)).collect(),
+            statuses: records().map(|record| record.status.as_str()).collect(),
+            states: records().map(|record| record.listing.state.as_str()).collect(),
+            start_ranks: records().map(|record| record.listing.started_at.saturating_neg()).collect(),
+            failed: records().map(|record| record.listing.failed).collect(),
+        }
+    }
+
+    /// Agents, namespaces, names, revisions, statuses, states, start ranks, failed.
+    fn values(&self) -> Vec<&(dyn ToSql + Sync)> {
+        let Columns { keys, revisions, statuses, states, start_ranks, failed } = self;
+        let Keys { agents, namespaces, names } = keys;
+        vec![agents, namespaces, names, revisions, statuses, states, start_ranks, failed]
+    }
 }
 
 /// Keys as columns, for `unnest`.

@@ -8,8 +8,11 @@ use crate::StoreError;
 use deadpool_postgres::Object;
 use std::time::Duration;
 
-const MIGRATIONS: &[&str] =
-    &[include_str!("migrations/0001_init.sql"), include_str!("migrations/0002_store_use.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001_init.sql"),
+    include_str!("migrations/0002_store_use.sql"),
+    include_str!("migrations/0003_procs_in_place.sql"),
+];
 
 /// The first of the two numbers of our advisory locks: the letters "proc".
 pub(super) const LOCKS: i32 = 0x7072_6f63;

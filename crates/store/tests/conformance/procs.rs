@@ -31,6 +31,27 @@ async fn an_older_status_never_replaces_a_newer_one(engine: TestEngine) {
     check(vec![said("nginx", u64::MAX, "max")], said("nginx", i64::MAX.unsigned_abs(), "max")).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proc_is_found_after_others_have_moved_its_row() {
+    let Fixture { folder, store } = TestEngine::Postgres.with_agents(&["a"]).await;
+    let other = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
+    let put = async |store: &Store, records: &[ProcRecord], gone: &[&str]| {
+        let gone = gone.iter().copied().map(proc).collect();
+        store.put_procs(&agent("a"), NEVER_CONNECTED, records.to_vec(), gone).await.expect("stored");
+    };
+    let first = [said("nginx", 1, "n1"), said("redis", 1, "r1")];
+    put(&store, &first, &[]).await;
+    put(&other, &[said("redis", 2, "r2")], &[]).await;
+    put(&store, &[said("redis", 3, "r3")], &[]).await;
+    assert_eq!(all(&store).await, [said("nginx", 1, "n1"), said("redis", 3, "r3")]);
+
+    put(&other, &[], &["nginx"]).await;
+    administrator(&folder).await.batch_execute("VACUUM FULL procs").await.expect("rewritten");
+    let last = [said("nginx", 4, "n4"), said("redis", 4, "r4")];
+    put(&store, &last, &[]).await;
+    assert_eq!(all(&store).await, last);
+}
+
 on_each_engine!(a_full_list_replaces_all_of_one_agent);
 async fn a_full_list_replaces_all_of_one_agent(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b"]).await;
