@@ -46,7 +46,8 @@ class Database:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         settings = {"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": "", "max_connections": 200,
-                    "shared_buffers": "256MB", "max_wal_size": "4GB", "wal_compression": "on", "checkpoint_timeout": "15min"}
+                    "shared_buffers": "1GB", "max_wal_size": "4GB", "wal_compression": "on", "checkpoint_timeout": "15min",
+                    "autovacuum_naptime": "15s"}
         command = [os.path.join(self.programs, "postgres"), "-D", data]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
