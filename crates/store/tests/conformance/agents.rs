@@ -60,12 +60,7 @@ async fn a_new_agent_takes_its_host_over(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["old", "bystander"]).await;
     let epoch = store.agent_connected(&agent("old"), "0.1.0", "null", 1_600, NEVER_CONNECTED).await;
     let epoch = epoch.expect("connected");
-    let status = ProcRecord {
-        proc: proc("nginx"),
-        revision: 1,
-        status: "{}".to_owned(),
-        listing: ProcListing::default(),
-    };
+    let status = said("nginx", 1, "{}");
     store.put_procs(&agent("old"), epoch, vec![status.clone()], Vec::new()).await.expect("stored");
 
     let joined = store.join(shown(), joining("new", 1), 1_700).await.expect("no error").expect("joined");

@@ -5,30 +5,6 @@ use std::future::Future;
 use std::pin::Pin;
 use tokio::task::JoinSet;
 
-fn said(name: &str, revision: u64) -> ProcRecord {
-    ProcRecord {
-        proc: proc(name),
-        revision,
-        status: format!("{{\"revision\": {revision}}}"),
-        listing: ProcListing::default(),
-    }
-}
-
-fn happened(number: u64) -> NewEvent {
-    NewEvent {
-        journal: "j".to_owned(),
-        journal_number: number,
-        at: 5,
-        proc: proc("nginx"),
-        kind: "exited".to_owned(),
-        message: String::new(),
-        details: "{}".to_owned(),
-        report_id: 0,
-        proc_name: String::new(),
-        account: String::new(),
-    }
-}
-
 fn names(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("agent-{number:02}")).collect()
 }
@@ -50,8 +26,10 @@ async fn reports_of_a_whole_fleet_are_stored_and_only_the_wrong_ones_are_refused
         tasks.spawn(async move {
             // Half of them replace all, the others add to what is there: nothing.
             let stored = match from.as_str().ends_with(['0', '2', '4', '6', '8']) {
-                true => store.replace_procs(&from, NEVER_CONNECTED, vec![said("nginx", 1)]).await,
-                false => store.put_procs(&from, NEVER_CONNECTED, vec![said("nginx", 1)], Vec::new()).await,
+                true => store.replace_procs(&from, NEVER_CONNECTED, vec![said("nginx", 1, "{}")]).await,
+                false => {
+                    store.put_procs(&from, NEVER_CONNECTED, vec![said("nginx", 1, "{}")], Vec::new()).await
+                }
             };
             (from, stored)
         });
@@ -72,14 +50,14 @@ on_each_engine!(a_proc_that_goes_for_one_agent_stays_for_the_others);
 async fn a_proc_that_goes_for_one_agent_stays_for_the_others(engine: TestEngine) {
     let (Fixture { folder: _folder, store }, agents) = with_fleet(engine, 20).await;
     for from in &agents {
-        let both = vec![said("nginx", 1), said("redis", 1)];
+        let both = vec![said("nginx", 1, "{}"), said("redis", 1, "{}")];
         store.replace_procs(from, NEVER_CONNECTED, both).await.expect("stored");
     }
     let mut tasks = JoinSet::new();
     for (number, from) in agents.iter().cloned().enumerate() {
         let store = store.clone();
         tasks.spawn(async move {
-            let (changed, gone) = (vec![said("nginx", 2)], vec![proc("redis")]);
+            let (changed, gone) = (vec![said("nginx", 2, "{}")], vec![proc("redis")]);
             match number % 4 {
                 0 => store.put_procs(&from, NEVER_CONNECTED, changed, gone).await,
                 1 => store.put_procs(&from, NEVER_CONNECTED, changed, Vec::new()).await,
@@ -137,8 +115,11 @@ async fn events_of_a_whole_fleet_get_numbers_without_gaps(engine: TestEngine) {
         let store = store.clone();
         tasks.spawn(async move {
             // The second report holds what the first one did, and one more.
-            let first = store.add_events(&from, vec![happened(1), happened(2)], 9).await.expect("stored");
-            let again = vec![happened(1), happened(2), happened(3)];
+            let first = store
+                .add_events(&from, vec![event(1, "exited"), event(2, "exited")], 9)
+                .await
+                .expect("stored");
+            let again = vec![event(1, "exited"), event(2, "exited"), event(3, "exited")];
             let second = store.add_events(&from, again, 9).await.expect("stored");
             (first.len(), second.len())
         });
@@ -171,7 +152,7 @@ async fn an_agent_whose_rows_are_locked_delays_only_itself() {
     let tellings: [fn(Store, &'static str) -> Telling; 4] = [
         |store, from| {
             Box::pin(async move {
-                let (from, procs) = (agent(from), vec![said("nginx", 1)]);
+                let (from, procs) = (agent(from), vec![said("nginx", 1, "{}")]);
                 store.put_procs(&from, NEVER_CONNECTED, procs, Vec::new()).await.map(|_| ())
             })
         },
@@ -182,7 +163,9 @@ async fn an_agent_whose_rows_are_locked_delays_only_itself() {
             })
         },
         |store, from| {
-            Box::pin(async move { store.add_events(&agent(from), vec![happened(1)], 9).await.map(|_| ()) })
+            Box::pin(
+                async move { store.add_events(&agent(from), vec![event(1, "exited")], 9).await.map(|_| ()) },
+            )
         },
         |store, from| {
             Box::pin(async move {

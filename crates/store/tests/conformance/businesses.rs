@@ -89,14 +89,12 @@ async fn agents_outside_the_business_are_not_found(engine: TestEngine) {
         assert_eq!(store.resolve_within(&targets, &scope).await.expect("no error"), expected, "{scope:?}");
     }
 
-    let said = ProcRecord {
-        proc: proc("nginx"),
-        revision: 1,
-        status: "{}".to_owned(),
-        listing: ProcListing::default(),
-    };
+    let status = said("nginx", 1, "{}");
     for name in ["a", "b"] {
-        store.put_procs(&agent(name), NEVER_CONNECTED, vec![said.clone()], Vec::new()).await.expect("stored");
+        store
+            .put_procs(&agent(name), NEVER_CONNECTED, vec![status.clone()], Vec::new())
+            .await
+            .expect("stored");
     }
     for (scope, count) in [(GrantScope::All, 2), (only(&[1, 7]), 2), (only(&[7]), 1), (only(&[]), 0)] {
         let page = store.proc_page("web", &scope, 0, 10).await.expect("no error");

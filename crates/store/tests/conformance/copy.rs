@@ -26,19 +26,10 @@ fn again() -> Submission {
     Submission { since: ClockReading { wall: 1_500, mark: None }, ..under(KeyKind::Idempotency, "again", 2) }
 }
 
-fn event(number: u64) -> NewEvent {
-    NewEvent {
-        journal: "j1".to_owned(),
-        journal_number: number,
-        at: 5,
-        proc: proc("nginx"),
-        kind: "exited".to_owned(),
-        message: "it said \0".to_owned(),
-        details: "{\"text\":\"\\u0000\"}".to_owned(),
-        report_id: 3,
-        proc_name: "nginx".to_owned(),
-        account: "www".to_owned(),
-    }
+/// With characters that PostgreSQL cannot store.
+fn odd_event(number: u64) -> NewEvent {
+    let (message, details) = ("it said \0".to_owned(), "{\"text\":\"\\u0000\"}".to_owned());
+    NewEvent { message, details, report_id: 3, ..event(number, "exited") }
 }
 
 /// A store with rows in each of its tables. Returns its tasks.
@@ -127,11 +118,11 @@ async fn fill(store: &Store) -> Vec<TaskId> {
     let groups = GroupsRecord { namespace: "web".to_owned(), revision: 2, groups: vec![group] };
     store.put_process_groups(&agent("a"), Epoch(3), vec![groups]).await.expect("stored");
 
-    store.add_events(&agent("a"), vec![event(1), event(2)], 9).await.expect("stored");
+    store.add_events(&agent("a"), vec![odd_event(1), odd_event(2)], 9).await.expect("stored");
     store.add_webhook("http://h/gone".to_owned(), 3, note("hook")).await.expect("stored").expect("new");
     let hook =
         store.add_webhook("http://h/".to_owned(), 3, note("hook")).await.expect("stored").expect("new");
-    store.add_events(&agent("b"), vec![event(1)], 10).await.expect("stored");
+    store.add_events(&agent("b"), vec![odd_event(1)], 10).await.expect("stored");
     store.webhook_delivered(hook.id, 3).await.expect("stored");
     let counted = AuditCount { row: None, times: 5, last_at: 99 };
     store.count_audit(vec![(note("refused"), counted)]).await.expect("counted");
@@ -343,7 +334,7 @@ async fn a_copy_of_a_store_answers_as_the_original() {
         store.add_webhook("http://h/2".to_owned(), 3, note("hook")).await.expect("stored").expect("new");
     // Two of them, one of the takeover, and one more.
     assert_eq!((hook.id, hook.delivered), (3, 4));
-    store.add_events(&agent("a"), vec![event(2), event(3)], 9).await.expect("stored");
+    store.add_events(&agent("a"), vec![odd_event(2), odd_event(3)], 9).await.expect("stored");
     let new = store.events(EventFilter::default(), &GrantScope::All, EventPage::After(4, 9)).await;
     let new: Vec<_> =
         new.expect("no error").iter().map(|new| (new.number, new.event.journal_number)).collect();
@@ -416,7 +407,7 @@ async fn a_copy_of_a_store_in_use_counts_as_a_restored_backup() {
         "the server may have assigned it since"
     );
     assert_eq!(copy.newest_event_number().await.expect("no error"), 1_000_000_000);
-    copy.add_events(&agent("a"), vec![event(3)], 9).await.expect("stored");
+    copy.add_events(&agent("a"), vec![odd_event(3)], 9).await.expect("stored");
     assert_eq!(copy.last_event().await.expect("no error"), 1_000_000_001);
     // The original goes on as if nothing had happened.
     assert_same(&originals, &answers(&store, &tasks).await);

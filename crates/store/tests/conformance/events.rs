@@ -3,21 +3,6 @@
 use super::*;
 use procfleet_core::grants::{GrantScope, Pattern};
 
-fn event(number: u64, kind: &str) -> NewEvent {
-    NewEvent {
-        journal: "j1".to_owned(),
-        journal_number: number,
-        at: 5,
-        proc: proc("nginx"),
-        kind: kind.to_owned(),
-        message: "pid 7 was ended by signal 9".to_owned(),
-        details: "{}".to_owned(),
-        report_id: 0,
-        proc_name: "nginx".to_owned(),
-        account: "www".to_owned(),
-    }
-}
-
 async fn numbers(
     store: &Store,
     filter: EventFilter,

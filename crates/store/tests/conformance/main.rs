@@ -132,6 +132,26 @@ fn proc(name: &str) -> ProcKey {
     ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
 }
 
+/// What an agent reports of a proc.
+fn said(name: &str, revision: u64, status: &str) -> ProcRecord {
+    ProcRecord { proc: proc(name), revision, status: status.to_owned(), listing: ProcListing::default() }
+}
+
+fn event(number: u64, kind: &str) -> NewEvent {
+    NewEvent {
+        journal: "j1".to_owned(),
+        journal_number: number,
+        at: 5,
+        proc: proc("nginx"),
+        kind: kind.to_owned(),
+        message: "pid 7 was ended by signal 9".to_owned(),
+        details: "{}".to_owned(),
+        report_id: 0,
+        proc_name: "nginx".to_owned(),
+        account: "www".to_owned(),
+    }
+}
+
 fn op(task: TaskId, index: u32) -> OpId {
     OpId { task, index }
 }

@@ -5,10 +5,6 @@ use procfleet_core::grants::GrantScope;
 use procfleet_proto::http::cursor::ProcOrder;
 use procfleet_store::limits;
 
-fn said(name: &str, revision: u64, status: &str) -> ProcRecord {
-    ProcRecord { proc: proc(name), revision, status: status.to_owned(), listing: ProcListing::default() }
-}
-
 /// By agent.
 async fn all(store: &Store) -> Vec<ProcRecord> {
     let page = store.list_procs(every_proc(), ProcOrder::Host, None, 1_000_000).await.expect("no error");
@@ -79,12 +75,7 @@ async fn a_namespace_is_read_page_by_page(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["b", "a"]).await;
     let elsewhere = ProcKey { namespace: "db".to_owned(), name: "x".to_owned() };
     for name in ["b", "a"] {
-        let other = ProcRecord {
-            proc: elsewhere.clone(),
-            revision: 1,
-            status: String::new(),
-            listing: ProcListing::default(),
-        };
+        let other = ProcRecord { proc: elsewhere.clone(), ..said("x", 1, "") };
         let records = vec![said("z", 3, "z"), said("x", 1, "x"), other, said("y", 2, "y")];
         store.put_procs(&agent(name), NEVER_CONNECTED, records, Vec::new()).await.expect("stored");
     }

@@ -36,18 +36,7 @@ fn finish(store: &Store, report: Finished) -> impl Future<Output = Vec<Applied>>
 
 fn add_event(store: &Store, from: &str) -> impl Future<Output = Result<usize, StoreError>> + use<> {
     let (store, from) = (store.clone(), agent(from));
-    let event = NewEvent {
-        journal: "j".to_owned(),
-        journal_number: 1,
-        at: 5,
-        proc: proc("nginx"),
-        kind: "exited".to_owned(),
-        message: String::new(),
-        details: "{}".to_owned(),
-        report_id: 0,
-        proc_name: String::new(),
-        account: String::new(),
-    };
+    let event = event(1, "exited");
     async move { store.add_events(&from, vec![event], 9).await.map(|new| new.len()) }
 }
 
@@ -264,21 +253,16 @@ async fn a_session_begins_after_the_states_of_the_one_before_it_are_stored() {
     let Fixture { folder, store: one } = fixture(&["a"]).await;
     let two = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
     let old = Epoch(connect(&one).await.expect("connected"));
-    let said = |store: &Store, epoch: Epoch, name: &str| {
-        let record = ProcRecord {
-            proc: proc(name),
-            revision: 1,
-            status: "{}".to_owned(),
-            listing: ProcListing::default(),
-        };
+    let replace = |store: &Store, epoch: Epoch, name: &str| {
+        let record = said(name, 1, "{}");
         let store = store.clone();
         async move { store.replace_procs(&agent("a"), epoch, vec![record]).await }
     };
     let gate = Gate::at(&folder, "INSERT ON procs").await;
-    let (stored, connected, meanwhile) = gate.between(said(&one, old, "before"), connect(&two)).await;
+    let (stored, connected, meanwhile) = gate.between(replace(&one, old, "before"), connect(&two)).await;
     stored.expect("its session was the last one");
     assert_eq!(meanwhile, Meanwhile::Waited);
-    said(&two, Epoch(connected.expect("connected")), "now").await.expect("stored");
+    replace(&two, Epoch(connected.expect("connected")), "now").await.expect("stored");
     let both = ["before", "now"].map(|name| (agent("a"), proc(name)));
     let known = two.known_procs(both.to_vec()).await.expect("no error");
     assert_eq!(known.into_iter().collect::<Vec<_>>(), both[1..], "the new session has replaced all");

@@ -116,16 +116,10 @@ async fn a_connect_waits_for_a_decision_under_way_and_sees_its_outcome() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn states_that_waited_in_another_server_do_not_replace_newer_ones() {
     let Servers { one, two, .. } = servers(&["a"]).await;
-    let said = |name: &str| ProcRecord {
-        proc: proc(name),
-        revision: 1,
-        status: "{}".to_owned(),
-        listing: ProcListing::default(),
-    };
     let old = connect(&one, "a").await;
     let new = connect(&two, "a").await;
-    two.replace_procs(&agent("a"), new, vec![said("now")]).await.expect("stored");
-    let late = one.replace_procs(&agent("a"), old, vec![said("before")]).await;
+    two.replace_procs(&agent("a"), new, vec![said("now", 1, "{}")]).await.expect("stored");
+    let late = one.replace_procs(&agent("a"), old, vec![said("before", 1, "{}")]).await;
     assert!(matches!(late, Err(StoreError::OldSession(_))), "{late:?}");
     assert_eq!(two.known_procs(vec![(agent("a"), proc("now"))]).await.expect("no error").len(), 1);
 }

@@ -11,10 +11,6 @@ async fn disconnect(store: &Store, name: &str, epoch: Epoch) {
     store.agent_disconnected(&agent(name), epoch, at, 900).await.expect("stored");
 }
 
-fn said(name: &str) -> ProcRecord {
-    ProcRecord { proc: proc(name), revision: 1, status: "{}".to_owned(), listing: ProcListing::default() }
-}
-
 async fn names(store: &Store) -> Vec<String> {
     let page = store
         .list_procs(every_proc(), procfleet_proto::http::cursor::ProcOrder::Host, None, 10)
@@ -28,13 +24,13 @@ async fn states_of_an_earlier_session_are_refused(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a"]).await;
     let a = agent("a");
     let old = connect(&store, "a", 0).await;
-    store.replace_procs(&a, old, vec![said("before")]).await.expect("stored");
+    store.replace_procs(&a, old, vec![said("before", 1, "{}")]).await.expect("stored");
     let new = connect(&store, "a", 0).await;
-    store.replace_procs(&a, new, vec![said("now")]).await.expect("stored");
+    store.replace_procs(&a, new, vec![said("now", 1, "{}")]).await.expect("stored");
     let groups = || vec![GroupsRecord { namespace: "web".to_owned(), revision: 9, groups: Vec::new() }];
     let late = [
-        store.replace_procs(&a, old, vec![said("late")]).await,
-        store.put_procs(&a, old, vec![said("late")], Vec::new()).await,
+        store.replace_procs(&a, old, vec![said("late", 1, "{}")]).await,
+        store.put_procs(&a, old, vec![said("late", 1, "{}")], Vec::new()).await,
         store.put_procs(&a, old, Vec::new(), vec![proc("now")]).await,
         store.replace_process_groups(&a, old, groups()).await,
         store.put_process_groups(&a, old, groups()).await,
