@@ -3,14 +3,14 @@
 use crate::access::{DENIED, OTHER, done, granted_app};
 use crate::hostile::peer;
 use crate::postgres::{give_back, name, take_away};
-use crate::several_servers::{OtherServer, first, row};
+use crate::several_servers::{OtherServer, first, first_with, row};
 use crate::up;
 use procfleet_proto::peer::PEER_PATH;
 use procfleet_sim::ShownCertificate;
 use procfleet_testkit::{
     Client, Joined, Op, PATIENCE, Proc, Program, Signal, SlowProxy, Up, account, kill, wait_until,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
@@ -79,6 +79,29 @@ fn logs_and_specs_are_read_through_any_server() {
     let errors =
         [&up.client, &second.client].map(|client| client.get(&question(&unknown, "&host=0:127.0.0.1")).body);
     assert!(errors[0]["message"] == errors[1]["message"] && errors[1]["code"] == 1_000_104, "{errors:?}");
+}
+
+/// Servers and agents follow a new CA without a restart, and trust each other under it.
+#[test]
+fn questions_and_agents_go_on_between_servers_under_a_new_ca() {
+    let life = ["--agent-cert-secs", "20"];
+    let (up, url) = first_with(&life);
+    let mut second = OtherServer::start_with(&up, &url, &life);
+    let agent = agent_at(&up, &second.client, "two");
+    let proc = up.proc("talks").on_host(OTHER).starts("echo one; exec ./web 1000");
+    proc.start();
+    let ca = |data: &Path, verb: &str| -> Value {
+        let shown = done(cli(data, &["ca", verb, "--json"]).run());
+        serde_json::from_str(&shown.stdout).expect("JSON")
+    };
+    let next = ca(&up.data(), "rotate")["next_sha256"].clone();
+    wait_until(PATIENCE, "the old CA is retired", || ca(&second.data, "show")["sha256"] == next);
+    assert_eq!(agent.stderr().matches("connected epoch=").count(), 1, "the session went on");
+    assert_eq!(up.client.data(&question(&proc, ""))["lines"], json!(["one"]));
+
+    second.program.end(Signal::KILL, PATIENCE);
+    wait_until(PATIENCE, "its agent is at the first server", || row(&up.client, "one")["agents"] == 2);
+    proc.op(Op::Stop).assert_success();
 }
 
 #[test]

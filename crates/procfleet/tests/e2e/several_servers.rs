@@ -12,8 +12,12 @@ use tempfile::TempDir;
 const BINARY: &str = env!("CARGO_BIN_EXE_procfleet");
 
 pub(crate) fn first() -> (Up, String) {
+    first_with(&[])
+}
+
+pub(crate) fn first_with(flags: &[&str]) -> (Up, String) {
     let url = Cluster::shared().database();
-    (Up::start_with(BINARY, &["--store", &url, "--name", "one"]), url)
+    (Up::start_with(BINARY, &[&["--store", &url, "--name", "one"], flags].concat()), url)
 }
 
 /// Another server of the store of `up`. It has no agents of its own.
@@ -26,6 +30,10 @@ pub(crate) struct OtherServer {
 
 impl OtherServer {
     pub(crate) fn start(up: &Up, url: &str) -> OtherServer {
+        OtherServer::start_with(up, url, &[])
+    }
+
+    pub(crate) fn start_with(up: &Up, url: &str, flags: &[&str]) -> OtherServer {
         let folder = tempfile::tempdir().expect("a temp dir");
         let data = folder.path().join("data");
         fs::create_dir(&data).expect("our own folder");
@@ -47,7 +55,8 @@ impl OtherServer {
                 "two",
             ])
             .args(["--data"])
-            .args([&data]);
+            .args([&data])
+            .args(flags);
         program.start();
         wait_until(PATIENCE, "the other server is up", || {
             assert!(program.is_running(), "{}", program.stderr());
