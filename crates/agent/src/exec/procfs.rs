@@ -38,7 +38,7 @@ const CMDLINE_LIMIT: u64 = 64 << 10;
 /// host.
 const EXEC_TRIES: usize = 400;
 const EXEC_PAUSE: Duration = Duration::from_micros(250);
-/// A process with arguments has no environment if it has none so often in a row. An exec may be done between
+/// A process that is not in `execve` has no environment if it has none so often. An exec may be done between
 /// two reads.
 const WITHOUT_ENVIRONMENT: usize = 3;
 
@@ -71,6 +71,9 @@ pub(super) struct Stat {
     /// The CPU time of its children that have ended and that it has waited for, and of theirs.
     pub(super) children_ticks: u64,
     pub(super) threads: u64,
+    /// Not in the middle of `execve`, where arguments and environment are not there yet, and no kernel
+    /// thread.
+    has_program: bool,
     pub(super) rss_pages: u64,
     /// The wait status of a zombie; 0 also where we may not read it.
     pub(super) exit_status: i32,
@@ -108,6 +111,8 @@ impl Stat {
             // The kernel prints them signed.
             children_ticks: [13, 14].iter().filter_map(|index| number(*index)).sum(),
             threads: number(17)?,
+            // The start of its code.
+            has_program: number(23) != Some(0),
             // The kernel prints it signed.
             rss_pages: fields.get(21)?.parse::<i64>().ok()?.max(0).unsigned_abs(),
             exit_status: fields.get(49).and_then(|status| status.parse().ok()).unwrap_or(0),
@@ -364,17 +369,15 @@ fn environment(pid: u32) -> Option<Vec<u8>> {
         if !text.is_empty() || without == WITHOUT_ENVIRONMENT {
             break;
         }
-        if !argv(pid).is_empty() {
+        match Stat::read(pid).filter(Stat::is_running) {
+            None => break,
             // It has no environment, or its exec was done between the two reads.
-            without += 1;
-        } else if Stat::read(pid).is_none_or(|stat| !stat.is_running()) {
-            break;
-        } else {
+            Some(stat) if stat.has_program => without += 1,
             #[expect(
                 clippy::disallowed_methods,
                 reason = "nothing reports when an exec is done, and looks are synchronous"
             )]
-            std::thread::sleep(EXEC_PAUSE);
+            Some(_) => std::thread::sleep(EXEC_PAUSE),
         }
         text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
     }
