@@ -2,7 +2,9 @@
 //!
 //! A unit locks the sessions of its agents first, so reports of one agent come one after the other, and what
 //! a unit has read of an agent's procs holds until its commit. Keys are looked up one by one in scalar
-//! subqueries: a join would let the planner compare every reported proc with every stored one.
+//! subqueries: a join would let the planner compare every reported proc with every stored one. Statements on
+//! `procs` are planned each time: a plan that was made while the table was almost empty scans all of it, and
+//! would stay until PostgreSQL has analysed the table again.
 
 use super::PgStore;
 use super::columns::{agent as agent_id, integer, natural, plain};
@@ -18,7 +20,7 @@ use ring::digest::{SHA256, digest};
 use std::borrow::Borrow;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type};
 
 impl PgStore {
     pub(crate) async fn put_procs(
@@ -270,8 +272,7 @@ async fn known_revisions(tx: &Transaction<'_>, reports: &[&AgentProcs]) -> Resul
                AND procs.namespace = reported.namespace AND procs.name = reported.name) \
                FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY \
                AS reported (agent, namespace, name, place) ORDER BY place";
-    let statement = tx.prepare_cached(sql).await?;
-    let rows = tx.query(&statement, &[&keys.agents, &keys.namespaces, &keys.names]).await?;
+    let rows = tx.query_typed(sql, &keys.values()).await?;
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
@@ -324,8 +325,7 @@ async fn numbers(
     if agents.is_empty() {
         return Ok(HashMap::new());
     }
-    let statement = tx.prepare_cached(sql).await?;
-    let rows = tx.query(&statement, &[&agents]).await?;
+    let rows = tx.query_typed(sql, &[(&agents, Type::TEXT_ARRAY)]).await?;
     rows.iter().map(|row| Ok((agent_id(row, 0)?, natural(row.try_get(1)?)))).collect()
 }
 
@@ -378,9 +378,8 @@ async fn stored(
     }
     let sql = "SELECT agent, namespace, name, revision, sha256(convert_to(status_json, 'UTF8')), state, start_rank, failed \
                FROM procs WHERE agent = ANY($1)";
-    let statement = tx.prepare_cached(sql).await?;
     let agents: Vec<&str> = reports.iter().map(|report| report.agent.as_str()).collect();
-    for row in tx.query(&statement, &[&agents]).await? {
+    for row in tx.query_typed(sql, &[(&agents, Type::TEXT_ARRAY)]).await? {
         let stored = Stored {
             revision: row.try_get(3)?,
             status_sha256: row.try_get(4)?,
@@ -403,9 +402,8 @@ async fn delete(tx: &Transaction<'_>, gone: &[(&AgentId, impl Borrow<ProcKey>)])
                SELECT (SELECT procs.ctid FROM procs WHERE procs.agent = gone.agent \
                AND procs.namespace = gone.namespace AND procs.name = gone.name) \
                FROM unnest($1::text[], $2::text[], $3::text[]) AS gone (agent, namespace, name)))";
-    let statement = tx.prepare_cached(sql).await?;
     let keys = Keys::of(gone.iter().map(|(agent, proc)| (*agent, proc.borrow())));
-    tx.execute(&statement, &[&keys.agents, &keys.namespaces, &keys.names]).await?;
+    tx.query_typed(sql, &keys.values()).await?;
     Ok(())
 }
 
@@ -431,9 +429,8 @@ async fn update<'a>(
                FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bigint[], $8::boolean[]) \
                AS reported (agent, namespace, name, revision, status_json, state, start_rank, failed) OFFSET 0) AS found \
                WHERE procs.ctid = found.place AND procs.revision < found.revision RETURNING procs.agent";
-    let statement = tx.prepare_cached(sql).await?;
     let mut written: HashMap<AgentId, usize> = HashMap::with_capacity(reports.len());
-    for row in tx.query(&statement, &Columns::of(&procs).values()).await? {
+    for row in tx.query_typed(sql, &Columns::of(&procs).values()).await? {
         *written.entry(agent_id(&row, 0)?).or_default() += 1;
     }
     let is_written = |report: &&AgentProcs| written.get(&report.agent) == Some(&report.procs.len());
@@ -454,8 +451,7 @@ async fn upsert(tx: &Transaction<'_>, mut procs: Vec<(&AgentId, &ProcRecord)>) -
                ON CONFLICT (agent, namespace, name) DO UPDATE \
                SET revision = excluded.revision, status_json = excluded.status_json, state = excluded.state, \
                start_rank = excluded.start_rank, failed = excluded.failed";
-    let statement = tx.prepare_cached(sql).await?;
-    tx.execute(&statement, &Columns::of(&procs).values()).await?;
+    tx.query_typed(sql, &Columns::of(&procs).values()).await?;
     Ok(())
 }
 
@@ -483,10 +479,15 @@ impl<'a> Columns<'a> {
     }
 
     /// Agents, namespaces, names, revisions, statuses, states, start ranks, failed.
-    fn values(&self) -> Vec<&(dyn ToSql + Sync)> {
+    fn values(&self) -> Vec<TypedValue<'_>> {
         let Columns { keys, revisions, statuses, states, start_ranks, failed } = self;
-        let Keys { agents, namespaces, names } = keys;
-        vec![agents, namespaces, names, revisions, statuses, states, start_ranks, failed]
+        let mut values = keys.values();
+        values.push((revisions, Type::INT8_ARRAY));
+        values.push((statuses, Type::TEXT_ARRAY));
+        values.push((states, Type::TEXT_ARRAY));
+        values.push((start_ranks, Type::INT8_ARRAY));
+        values.push((failed, Type::BOOL_ARRAY));
+        values
     }
 }
 
@@ -508,4 +509,12 @@ impl<'a> Keys<'a> {
         }
         keys
     }
+
+    /// Agents, namespaces, names.
+    fn values(&self) -> Vec<TypedValue<'_>> {
+        let Keys { agents, namespaces, names } = self;
+        vec![(agents, Type::TEXT_ARRAY), (namespaces, Type::TEXT_ARRAY), (names, Type::TEXT_ARRAY)]
+    }
 }
+
+type TypedValue<'a> = (&'a (dyn ToSql + Sync), Type);

@@ -132,7 +132,7 @@ fn proc(name: &str) -> ProcKey {
     ProcKey { namespace: "web".to_owned(), name: name.to_owned() }
 }
 
-/// What an agent reports of a proc.
+/// The report of an agent about a proc.
 fn said(name: &str, revision: u64, status: &str) -> ProcRecord {
     ProcRecord { proc: proc(name), revision, status: status.to_owned(), listing: ProcListing::default() }
 }
