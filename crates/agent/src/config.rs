@@ -38,8 +38,8 @@ pub struct AgentSettings {
 /// The data folder, for the verbs of the agent itself.
 #[derive(clap::Args, Clone, Debug)]
 pub struct AgentFolder {
-    /// Where the agent keeps its key, its journal and the output of commands; it must be empty, missing or an
-    /// agent's
+    /// Data folder of the agent: key, journal, output of commands. It must be empty, missing, or the data
+    /// folder of an agent
     #[arg(long, env = "PROCFLEET_AGENT_DATA", default_value = "./procfleet-agent-data")]
     pub data: PathBuf,
 }

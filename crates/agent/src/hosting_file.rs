@@ -42,6 +42,8 @@ struct Inner {
     earlier: HashMap<String, LastOperation>,
     /// A hash of the file's content; `None` if there is no file.
     written: Option<u64>,
+    /// Why the last write failed; `None` if it did not.
+    fault: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -163,11 +165,16 @@ impl HostingFile {
         }
         match rendered.and_then(|()| replace(&self.path, &hosted)) {
             Ok(()) => {
-                self.lock().written = Some(in_short);
+                let mut inner = self.lock();
+                (inner.written, inner.fault) = (Some(in_short), None);
                 true
             }
             Err(error) => {
-                warn!(file = %self.path.display(), %error, "cannot write the hosting file; retrying");
+                let error = error.to_string();
+                // It is tried again every second, and an untrusted folder stays untrusted.
+                if self.lock().fault.replace(error.clone()).as_ref() != Some(&error) {
+                    warn!(file = %self.path.display(), error, "cannot write the hosting file; retrying");
+                }
                 false
             }
         }
@@ -179,7 +186,7 @@ fn replace(path: &Path, hosted: &[(Arc<ProcKey>, Hosted)]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let way = path_walk::walk(&std::path::absolute(folder)?)?;
-    if let Some(doubt) = way.doubted_links(&PathTrust::agent()) {
+    if let Some(doubt) = way.doubted_way(&PathTrust::agent()) {
         return Err(io::Error::other(doubt.to_string()));
     }
     let draft = c".proc.new";
@@ -299,7 +306,8 @@ fn now() -> i64 {
 mod tests {
     use super::*;
     use procfleet_core::spec::{Instances, JobFacts};
-    use std::os::unix::fs::PermissionsExt;
+    use rustix::process::geteuid;
+    use std::os::unix::fs::{PermissionsExt, lchown, symlink};
 
     fn key(namespace: &str, name: &str) -> Arc<ProcKey> {
         Arc::new(ProcKey { namespace: namespace.to_owned(), name: name.to_owned() })
@@ -424,5 +432,40 @@ mod tests {
             assert!(file.write());
             assert_eq!(read(&path).len(), 1, "{nonsense}");
         }
+    }
+
+    /// The file would else be written where another account wants it.
+    #[test]
+    fn the_hosting_file_is_not_written_where_others_could_redirect_it() {
+        let top = tempfile::tempdir().expect("a temp dir");
+        let (data, elsewhere) = (top.path().join("data"), top.path().join("elsewhere"));
+        let mode = |mode| fs::set_permissions(&data, fs::Permissions::from_mode(mode)).expect("our own");
+        fs::create_dir(&data).expect("our folder");
+        let file = HostingFile::open(&data);
+        file.keep(&key("web", "one"), &spec(), Hosting::Hosted);
+        let doubt = || file.lock().fault.clone().unwrap_or_default();
+
+        mode(0o777);
+        assert!(!file.write() && !data.join("etc/.proc").exists());
+        assert_eq!(doubt(), format!("anybody may write the folder {}", data.display()));
+        mode(0o700);
+        assert!(file.write() && data.join("etc/.proc").exists());
+        assert_eq!(doubt(), "", "it is written again when the folder is private");
+
+        if !procfleet_testkit::has(procfleet_testkit::Need::Root, geteuid().is_root()) {
+            return;
+        }
+        let nobody = nix::unistd::User::from_name("nobody").expect("accounts").expect("it is there");
+        let link = data.join("etc");
+        fs::rename(&link, &elsewhere).expect("our folder");
+        fs::remove_file(elsewhere.join(".proc")).expect("it is there");
+        symlink(&elsewhere, &link).expect("our folder");
+        lchown(&link, Some(nobody.uid.as_raw()), None).expect("root may");
+        file.keep(&key("web", "two"), &spec(), Hosting::Hosted);
+        assert!(!file.write() && !elsewhere.join(".proc").exists());
+        assert_eq!(doubt(), format!("the link {} belongs to account \"nobody\"", link.display()));
+        lchown(&link, Some(0), None).expect("root may");
+        assert!(file.write(), "a link of root's is followed");
+        assert_eq!(read(&elsewhere.join(".proc")).len(), 2);
     }
 }

@@ -40,8 +40,8 @@ pub struct Args {
     // Not parsed by clap, whose errors would print the password.
     #[arg(long, env = "PROCFLEET_PROXY", value_name = "URL", hide_env_values = true)]
     proxy: Option<String>,
-    /// A join token from `procfleet token create`; needed once. Every user of the host can see arguments
-    /// while a program starts, so rather use PROCFLEET_TOKEN or --token-file
+    /// A join token from `procfleet token create`; needed once. Arguments are visible to every user of the
+    /// host while a program starts: prefer PROCFLEET_TOKEN or --token-file
     #[arg(long, env = "PROCFLEET_TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// A file with the join token; needed once, and ignored if it is missing later

@@ -13,7 +13,7 @@
 //! that the next agent process finds them even if it is started in another cgroup. `rmdir` of a group with
 //! processes fails, which is also the test for an empty group.
 
-use crate::exec::context::ExecError;
+use crate::exec::error::ExecError;
 use crate::exec::watch::pidfd;
 use procfleet_core::BootTime;
 use rustix::fd::OwnedFd;

@@ -1,13 +1,14 @@
 //! State that all executors on this host share.
 
 use crate::exec::cgroup::{Containment, Groups};
+use crate::exec::error::{ExecError, NotStarted};
 use crate::exec::output::proc_log::ProcLogs;
 use crate::exec::output::rotate::Rotation;
 use crate::exec::procfs;
 use crate::exec::scan::neighbour::AgentPresence;
 use crate::exec::scan::proc_mark::{MarkSecret, ProcMark};
 use crate::exec::scan::tree::Scan;
-use crate::exec::spawn::command::{self, NotStarted, PreparedCommand};
+use crate::exec::spawn::command::{self, PreparedCommand};
 use crate::exec::watch::children;
 use crate::exec::watch::exits::Exits;
 use crate::exec::watch::oom;
@@ -28,17 +29,6 @@ use std::time::Duration;
 /// Maximum age of a shared scan of all processes. A process that is started by hand may be missed for this
 /// long.
 const RECENT: Duration = Duration::from_millis(50);
-
-/// Errors that prevent the agent from supervising processes on this host.
-#[derive(Debug, thiserror::Error)]
-pub enum ExecError {
-    #[error("making the folder for output {}", folder.display())]
-    OutputFolder { folder: PathBuf, source: io::Error },
-    #[error("there are no cgroups for processes on this host: {reason}")]
-    NoCgroups { reason: String },
-    #[error("reading {file}, without which processes cannot be told apart")]
-    Proc { file: &'static str, source: io::Error },
-}
 
 /// State that all executors on this host share.
 #[derive(Debug)]

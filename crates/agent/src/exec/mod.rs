@@ -11,12 +11,15 @@
 //! | `executor` | the processes of one proc: run, look, watch, signal, sweep |
 //! | `spawn` | starts a command in a session and a cgroup of its own, as its OS account |
 //! | `watch` | waits for the end of processes, by pidfd; children, orphans and OOM kills |
-//! | `scan` | reads which processes there are, what they use and whose they are |
+//! | `scan` | reads which processes there are and whose they are |
+//! | `measure` | reads what processes use |
 //! | `find` | looks for the process of a proc |
-//! | `output` | output files and logs: where a command writes, rotation, reading |
+//! | `output` | output files and logs: where a command writes, rotation |
+//! | `read_log` | answers queries for log lines |
 //! | `probe` | short commands that ask about a proc (`version_cmd`, `health_cmd`) |
 //! | `cgroup` | the cgroups of this agent's procs |
 //! | `user` | OS accounts |
+//! | `shell` | the interpreters of commands |
 //! | `procfs` | parsers for `/proc` |
 //! | `context` | what all executors share |
 //!
@@ -29,27 +32,32 @@
 
 mod cgroup;
 mod context;
+mod error;
 mod executor;
 mod find;
+mod measure;
 mod output;
 mod probe;
 mod procfs;
+mod read_log;
 mod scan;
+mod shell;
 mod spawn;
 mod user;
 mod watch;
 
 pub use cgroup::Containment;
-pub use context::{ExecContext, ExecError};
+pub use context::ExecContext;
+pub use error::ExecError;
 pub use executor::ProcExecutor;
 pub use find::appear::StartedByHand;
 pub use find::pid_file_names_another;
+pub use measure::usage::{Meter, UsageScan, sample_once};
 pub use output::proc_log::Start;
-pub use output::read::{LogExcerpt, LogQuestion};
 pub use output::rotate::Rotation;
 pub use probe::{Probed, Prober, end_old_probes};
 pub use procfs::start_ticks;
-pub use scan::usage::{Meter, UsageScan, sample_once};
+pub use read_log::{LogExcerpt, LogQuestion};
 pub(crate) use spawn::fork::allow_files_as_given;
 pub use spawn::fork::allow_many_files;
 pub use user::{NotOpened, open_as};

@@ -8,11 +8,11 @@
 //! ignored.
 
 use crate::exec::context::ExecContext;
-use crate::exec::output::command_output::{self, CommandOutput};
+use crate::exec::error::NotStarted;
+use crate::exec::output::{CommandOutput, command_output};
 use crate::exec::procfs::{self, Id};
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::scan::tree::{self, Scan, SessionState};
-use crate::exec::spawn::command::NotStarted;
 use crate::exec::spawn::run::Run;
 use crate::exec::watch::children;
 use crate::exec::watch::pidfd;

@@ -1,7 +1,7 @@
 //! The OS account that a command runs as.
 
+use crate::exec::error::NotStarted;
 use crate::exec::procfs;
-use crate::exec::spawn::command::NotStarted;
 use crate::path_walk::{self, PathTrust, Walked};
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;

@@ -97,7 +97,7 @@ pub(crate) fn upgrade(upgrade: &Upgrade) -> Result<String, UpgradeError> {
         .take(binary, &running)
         .map_err(|source| UpgradeError::Install { path: now.program.clone(), source })?;
     let timeout = Duration::from_secs(*timeout);
-    match renewed(folder, &now, timeout) {
+    match reexecuted(folder, &now, timeout) {
         Ok(life) => Ok(format!(
             "the agent runs {} (it was {}) as pid {}; {} procs were taken up; the old program is {}",
             life.version,
@@ -263,7 +263,7 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 }
 
 /// Makes the agent re-execute its file, and waits until it is ready.
-fn renewed(folder: &Path, old: &AgentLife, timeout: Duration) -> Result<AgentLife, String> {
+fn reexecuted(folder: &Path, old: &AgentLife, timeout: Duration) -> Result<AgentLife, String> {
     signal(old, Signal::HUP).map_err(|error| format!("the agent cannot be told: {error}"))?;
     let signalled_at = Instant::now();
     loop {

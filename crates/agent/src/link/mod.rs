@@ -141,7 +141,7 @@ pub(crate) async fn stay_connected(
 fn log_end(server: &ServerAddress, end: &LinkEnd, NextServer { server: next, wait: pause }: &NextServer) {
     match end {
         LinkEnd::Drained(_) => {
-            info!(%server, ?pause, %next, "server is shutting down or has too many agents; reconnecting");
+            info!(%server, ?pause, %next, "the server asks for a new session: it ends, has too many agents, or may have lost reports; reconnecting");
         }
         LinkEnd::Renewed => info!("renewed an expired certificate; reconnecting"),
         end => warn!(
@@ -241,7 +241,7 @@ impl LinkSession<'_> {
         self.keep_servers(servers, std::mem::take(&mut welcome.servers)).await;
         self.outbox.rewind();
         let (mut revision, all) = self.states.all();
-        self.send_states(&mut socket, true, all).await?;
+        self.feed_states(&mut socket, true, all).await?;
 
         let omitted = OmittedAccounts::of(&welcome);
         let mut questions = OpenQuestions { answering: JoinSet::new(), omitted };
@@ -257,10 +257,12 @@ impl LinkSession<'_> {
                 let reports = self.outbox.next_batch(Instant::now());
                 let (latest, changed) = self.states.since(revision);
                 revision = latest;
-                self.send_states(&mut socket, false, changed).await?;
+                self.feed_states(&mut socket, false, changed).await?;
                 if reports.is_empty() {
+                    socket.flush().await?;
                     break;
                 }
+                // With the states in one write: a server with a whole fleet reads half as often.
                 socket.send(agent_message::Body::Reports(Reports { reports })).await?;
                 hit(Point::AgentReportSent);
             }
@@ -334,7 +336,8 @@ impl LinkSession<'_> {
         }
     }
 
-    async fn send_states(
+    /// Writes the states, but does not flush the last message.
+    async fn feed_states(
         &self,
         socket: &mut LinkSocket,
         all: bool,
@@ -356,7 +359,7 @@ impl LinkSession<'_> {
             // Only with other changes: an agent that loses its log must not report each line.
             let lost = procfleet_program::log_lines_dropped();
             batch.log_lines_dropped = lost.saturating_sub(self.lost_lines_reported.get());
-            socket.send(agent_message::Body::States(batch)).await?;
+            socket.feed(agent_message::Body::States(batch)).await?;
             self.lost_lines_reported.set(lost);
         }
         Ok(())

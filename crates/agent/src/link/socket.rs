@@ -73,12 +73,18 @@ impl LinkSocket {
     }
 
     pub(super) async fn send(&mut self, body: agent_message::Body) -> Result<(), LinkEnd> {
+        self.feed(body).await?;
+        self.flush().await
+    }
+
+    /// As [`LinkSocket::send`], but the message may wait for the next flush.
+    pub(super) async fn feed(&mut self, body: agent_message::Body) -> Result<(), LinkEnd> {
         let deadline = self.write_deadline();
-        let written = self.socket.send(Message::Binary(body.into_bytes().into()));
+        let written = self.socket.feed(Message::Binary(body.into_bytes().into()));
         in_time(deadline, written).await.unwrap_or_else(|| Err(self.silence()))
     }
 
-    async fn flush(&mut self) -> Result<(), LinkEnd> {
+    pub(super) async fn flush(&mut self) -> Result<(), LinkEnd> {
         let deadline = self.write_deadline();
         in_time(deadline, self.socket.flush()).await.unwrap_or_else(|| Err(self.silence()))
     }
@@ -122,6 +128,26 @@ mod tests {
 
     fn large() -> agent_message::Body {
         agent_message::Body::LogRead(LogRead { bytes: vec![0; 40 * 1024], ..LogRead::default() })
+    }
+
+    /// A server that hangs, or whose packets are dropped, is left in less than 35 s. The limits are compared,
+    /// because a busy machine may be late with the end of a session.
+    #[tokio::test]
+    async fn a_silent_server_is_left_after_two_and_a_half_heartbeats() {
+        // The heartbeat of the server; a test there names it.
+        const HEARTBEAT_MS: u64 = 10_000;
+        const LONGEST: Duration = Duration::from_secs(35);
+        let (mut socket, _peer) = Box::pin(connected()).await;
+        socket.expect_heartbeat(HEARTBEAT_MS);
+        let silence = socket.silent_at() - socket.last_received;
+        assert_eq!((silence, socket.write_limit), (Duration::from_secs(25), Duration::from_secs(30)));
+        // A session that is idle, that writes, and that waits for its first answer.
+        for limit in [silence, socket.write_limit, WELCOME] {
+            assert!(limit < LONGEST, "{limit:?}");
+        }
+        // A write that begins late gets only the time that is left.
+        socket.last_received -= silence;
+        assert_eq!(socket.write_deadline(), socket.last_received + socket.write_limit);
     }
 
     /// As a server that is stopped: the kernel accepts bytes until its buffers are full.

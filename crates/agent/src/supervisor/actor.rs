@@ -5,9 +5,8 @@ use super::cancels::Cancels;
 use super::full_disk::FullDisk;
 use super::journal_writer::JournalWriter;
 use super::open::OpenOps;
-use super::pools::Pooled;
 use super::probes::{LastAnswer, ProbePace, ProbeReadiness, Probes};
-use super::sampler::{Follow, SampleInterest, Sampler};
+use super::sampler::{Follow, Pooled, SampleInterest, Sampler};
 use super::timetable::{Clocks, Timetable};
 use crate::exec::{self, ExecContext, ProcExecutor};
 use crate::hosting_file::HostingFile;
@@ -102,13 +101,13 @@ impl Actor {
         let executor = ProcExecutor::new(shared.context.clone(), machine.key().clone(), inputs);
         let probes =
             Probes::new(shared.context.clone(), machine.key().clone(), shared.pace, registered_at != 0);
-        let ledger = JournalWriter::new(shared.journal.clone(), machine.key().clone());
+        let journal_writer = JournalWriter::new(shared.journal.clone(), machine.key().clone());
         Actor {
             machine,
             executor,
             inbox,
             shared,
-            journal_writer: ledger,
+            journal_writer,
             registered_at,
             sample: None,
             absent: None,

@@ -1,7 +1,7 @@
 //! Usage of a namespace's processes together, where its groups limit it. A round of samples has all of them
 //! at one time, and [`procfleet_core::groups`] decides which proc to end.
 
-use super::sampler::{Round, Sampled};
+use super::sampler::{Pooled, Round, Sampled};
 use procfleet_core::groups::{self, Member, has_limit};
 use procfleet_core::id::ProcKey;
 use procfleet_core::spec::ProcessGroup;
@@ -13,13 +13,6 @@ pub(super) struct LimitedPools {
     /// The groups of each namespace that has a limit.
     groups: BTreeMap<String, Vec<ProcessGroup>>,
     course: groups::Pools,
-}
-
-/// Whether the processes of a namespace, or one of them, are sampled for the limits of the namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pooled {
-    Yes,
-    No,
 }
 
 impl LimitedPools {

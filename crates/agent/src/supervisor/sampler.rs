@@ -4,7 +4,6 @@
 //! supervisor, which forwards each to its actor. Figures that have hardly changed are not forwarded, so a
 //! thousand idle procs cause no work beyond the scan.
 
-use super::pools::Pooled;
 use crate::exec::{self, ExecContext, Meter, UsageScan};
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::ProcKey;
@@ -33,6 +32,13 @@ pub(super) enum SampleInterest {
     Each,
     /// Every sample, and more of them: it has limits.
     Limits,
+}
+
+/// Whether the processes of a namespace, or one of them, are sampled for the limits of the namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pooled {
+    Yes,
+    No,
 }
 
 /// The samples that are taken of a proc, and the limits that they are judged by.

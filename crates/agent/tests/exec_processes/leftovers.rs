@@ -95,6 +95,34 @@ async fn leftovers_of_a_dead_process_are_swept() {
     }
 }
 
+/// The shell of the command stands for the process until the process is there, and is watched as the process.
+#[tokio::test]
+async fn a_command_that_was_watched_before_its_process_came_is_left_by_the_process() {
+    for (mode, name) in modes() {
+        let mut proc = Proc::contained(&format!("stand-in-{name}"), mode);
+        let run = proc.run(
+            "while ! test -e go; do sleep 0.01; done; (setsid ./web 1000 &); while :; do sleep 0.01; done",
+        );
+        let seen = |proc: &mut Proc, program: &str| match proc.launched(run, Leader::Refuse) {
+            Sighting::Running(process) => (comm(process.pid) == program).then_some(process),
+            Sighting::Absent(_) => None,
+        };
+        let shell = until("the shell is seen", || seen(&mut proc, "sh")).await;
+        proc.executor.watch(shell);
+        proc.write("go", "");
+        let process = until("web is seen", || seen(&mut proc, "web")).await;
+        proc.executor.watch(process);
+        assert_eq!(left(&mut proc), None, "{name}: the process runs");
+
+        kill(process.pid);
+        proc.exit_of(process).await;
+        assert!(left(&mut proc).is_some(), "{name}: the command has outlived its process");
+        proc.executor.sweep(Signal::Kill);
+        until_nothing_is_left(&mut proc).await;
+        until("the shell is gone", || (!is_running(shell.pid)).then_some(())).await;
+    }
+}
+
 #[tokio::test]
 async fn a_kill_reaches_detached_processes_unless_the_spec_keeps_them() {
     for (mode, name) in modes() {

@@ -2,8 +2,8 @@
 
 use super::{ProcExecutor, id_of};
 use crate::exec::find::{self, NotRecognisedYet, SearchFor, pid_file_names_another};
+use crate::exec::measure::inspect;
 use crate::exec::procfs::Id;
-use crate::exec::scan::inspect;
 use crate::exec::scan::tree::Scan;
 use crate::exec::watch::children::Freshness;
 use crate::exec::watch::pidfd;
@@ -68,6 +68,9 @@ impl ProcExecutor {
                 None => find::settled(wanted, recent_scan),
             },
         };
+        if let (LookScope::Launch { run, .. }, Sighting::Running(process)) = (scope, &sighting) {
+            self.stop_watching_shell(run, id_of(process));
+        }
         if let (LookScope::Recovery { last }, Sighting::Running(process)) = (scope, &sighting) {
             self.shell = (!last.is_some_and(|last| last.is(process))).then(|| id_of(process));
         }

@@ -17,10 +17,10 @@ mod watch;
 
 use crate::exec::cgroup::ProcGroups;
 use crate::exec::context::ExecContext;
+use crate::exec::measure::inspect::CpuSample;
 use crate::exec::output::command_output::Outputs;
 use crate::exec::output::proc_log::ProcLog;
 use crate::exec::procfs::Id;
-use crate::exec::scan::inspect::CpuSample;
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::spawn::run::Run;
 use crate::exec::watch::exits::OwnedTask;

@@ -1,9 +1,10 @@
 //! Starting a command for the proc, and where it writes to.
 
 use super::ProcExecutor;
-use crate::exec::output::command_output::CommandOutput;
+use crate::exec::error::NotStarted;
+use crate::exec::output::CommandOutput;
 use crate::exec::output::proc_log::OpenedLog;
-use crate::exec::spawn::command::{NotStarted, PreparedCommand};
+use crate::exec::spawn::command::PreparedCommand;
 use crate::exec::spawn::run::Run;
 use procfleet_core::Spec;
 use procfleet_core::process::Exit;

@@ -2,12 +2,13 @@
 
 use super::{ProcExecutor, id_of};
 use crate::exec::context::ExecContext;
+use crate::exec::procfs::Id;
 use crate::exec::spawn::run::RunShell;
 use crate::exec::watch::exits::{ExitSubscription, OwnedTask};
 use crate::exec::watch::{children, oom, pidfd};
 use crate::inbox::Inputs;
 use procfleet_core::process::{Exit, Process};
-use procfleet_core::supervise::{Input, ProcNotice};
+use procfleet_core::supervise::{Input, ProcNotice, RunId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -74,6 +75,17 @@ impl ProcExecutor {
         // Most procs have one watch.
         self.watches.reserve_exact(1);
         self.watches.push((id, watch));
+    }
+
+    /// The shell of a command stands for the process until the process is found. If the shell were watched
+    /// any longer, it would count as running beside its process, and outlive a stop.
+    pub(super) fn stop_watching_shell(&mut self, run: RunId, process: Id) {
+        let Some((_, run)) = self.runs.iter().find(|(id, _)| *id == run) else { return };
+        let leader = run.leader;
+        if leader != process {
+            run.shell.end_watch();
+            self.watches.retain(|(id, _)| *id != leader);
+        }
     }
 
     /// Sends an input from a task: the caller is the actor that reads the inbox, and must not wait for space

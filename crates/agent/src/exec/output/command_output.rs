@@ -5,7 +5,6 @@
 //! the proc's folder, `STAMP-RUN.out`, where the stamp is the wall-clock millisecond, so that names do not
 //! repeat after a restart of the agent. The newest few are kept for people to read.
 
-use crate::exec::output::proc_log::LiveLog;
 use procfleet_core::ProcKey;
 use procfleet_core::supervise::RunId;
 use rustix::fs::FallocateFlags;
@@ -13,7 +12,6 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// As much of a command's output as its outcome carries.
 pub(in crate::exec) const TAIL: u64 = 4096;
@@ -25,17 +23,6 @@ const NAME_LIMIT: usize = 100;
 /// A file that uses more disk space than this is trimmed to this much of its end.
 const TRIMMED_ABOVE: u64 = 16 * 1024 * 1024;
 const TRIMMED_TO: u64 = 1024 * 1024;
-
-/// Where a command writes to.
-#[derive(Debug)]
-pub(in crate::exec) enum CommandOutput {
-    /// A file of this run's own.
-    Own { path: PathBuf, file: File },
-    /// The proc's log, from this offset on.
-    Log { live: Arc<LiveLog>, file: File, from: u64 },
-    /// No file could be created; the output is lost.
-    Nowhere,
-}
 
 /// The output files of one proc's other commands.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@
 //! them. A part without a record belongs to an unknown account, and only an app with all accounts may read
 //! it.
 
-use crate::exec::output::rotate::FileId;
+use crate::exec::output::file_id::FileId;
 use procfleet_core::grants::GrantScope;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};

@@ -6,9 +6,10 @@
 //! after rotations.
 
 use crate::exec::output::command_output::{self, TAIL};
+use crate::exec::output::file_id::FileId;
 use crate::exec::output::log_accounts::{self, Stretch};
 use crate::exec::output::log_path;
-use crate::exec::output::rotate::{self, Copied, FileId, Rotated, Rotation, RotationState, Rotator, Tracked};
+use crate::exec::output::rotate::{self, Copied, Rotated, Rotation, RotationState, Rotator, Tracked};
 use crate::exec::procfs::Id;
 use crate::exec::user::Account;
 use procfleet_core::grants::GrantScope;

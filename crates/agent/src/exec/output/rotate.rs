@@ -20,15 +20,15 @@
 #[cfg(test)]
 mod tests;
 
+use crate::exec::output::file_id::FileId;
 use crate::exec::output::log_accounts::LogAccounts;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Block size of scans and copies.
 const BLOCK: usize = 128 * 1024;
@@ -92,27 +92,6 @@ enum RotationStep {
     Cutting,
     /// This many bytes, all of them a hole, must be removed from the file's beginning.
     Collapsing(u64),
-}
-
-/// Identifies a file independent of its name. An inode number is reused, but not with the same time of birth.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(in crate::exec) struct FileId {
-    device: u64,
-    inode: u64,
-    /// Nanoseconds since 1970; 0 where the filesystem does not know.
-    born: u64,
-}
-
-impl FileId {
-    pub(in crate::exec) fn of(data: &fs::Metadata) -> FileId {
-        let born = data.created().unwrap_or(SystemTime::UNIX_EPOCH).duration_since(UNIX_EPOCH);
-        let born = born.map_or(0, |born| u64::try_from(born.as_nanos()).unwrap_or_default());
-        FileId { device: data.dev(), inode: data.ino(), born }
-    }
-
-    pub(in crate::exec) fn file_name(&self) -> String {
-        format!("{:x}-{}.json", self.device, self.inode)
-    }
 }
 
 /// A log file, shared by all that rotate or read it. Several procs may write to the same file.

@@ -6,7 +6,7 @@
 //! be signalled. The complete rule is the table in docs/process/identity.md.
 
 use crate::exec::procfs::{self, Stat};
-use crate::exec::spawn::command;
+use crate::exec::shell::{POWERSHELL_FLAGS, SHELL};
 use crate::path_walk::{self, PathTrust};
 use procfleet_core::spec::Identity;
 use std::path::{Component, Path, PathBuf};
@@ -215,8 +215,8 @@ impl RunningProgram {
     pub(in crate::exec) fn is_wrapper_of(&self, command: &str) -> bool {
         let Some((text, before)) = self.argv.split_last() else { return false };
         let shell = match before {
-            [shell, flag] => shell == command::SHELL && flag == "-c",
-            [_, flags @ ..] => flags == command::POWERSHELL_FLAGS,
+            [shell, flag] => shell == SHELL && flag == "-c",
+            [_, flags @ ..] => flags == POWERSHELL_FLAGS,
             [] => false,
         };
         // Of a very long command only the beginning was read.

@@ -1,9 +1,11 @@
 //! Starts a command: directly if it consists of plain words, else through `/bin/sh -c COMMAND`. It runs in
 //! its own session, as its user, in its folder, with a clean environment that includes fields of the spec.
 
-use crate::exec::output::command_output::CommandOutput;
+use crate::exec::error::NotStarted;
+use crate::exec::output::CommandOutput;
 use crate::exec::procfs::{MARK, OTHER_COMMAND, PROOF, RUN};
 use crate::exec::scan::proc_mark::ProcMark;
+use crate::exec::shell::{POWERSHELL_FLAGS, SHELL};
 use crate::exec::spawn::argv;
 use crate::exec::spawn::fork::{self, ExecTarget, SpawnRequest};
 use crate::exec::user::Account;
@@ -21,23 +23,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-pub(in crate::exec) const SHELL: &str = "/bin/sh";
-/// The arguments between PowerShell's name and the command.
-pub(in crate::exec) const POWERSHELL_FLAGS: [&str; 3] = ["-NoProfile", "-NonInteractive", "-Command"];
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-/// Why a command could not be started, for the caller who wrote the spec.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::exec) struct NotStarted {
-    pub(in crate::exec) code: Code,
-    pub(in crate::exec) reason: String,
-}
-
-impl NotStarted {
-    pub(in crate::exec) fn new(code: Code, reason: impl Into<String>) -> NotStarted {
-        NotStarted { code, reason: reason.into() }
-    }
-}
 
 /// A command whose spec was checked against this host, ready to be started.
 #[derive(Debug)]

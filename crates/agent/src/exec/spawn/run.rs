@@ -1,11 +1,12 @@
 //! One run of a command: its shell, the exit of the shell, and its member processes.
 
-use crate::exec::output::command_output::{self, CommandOutput};
+use crate::exec::error::NotStarted;
 use crate::exec::output::proc_log::LiveLog;
+use crate::exec::output::{CommandOutput, command_output};
 use crate::exec::procfs::{Id, Stat};
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::scan::tree::{Scan, SessionState};
-use crate::exec::spawn::command::{NotStarted, PreparedCommand};
+use crate::exec::spawn::command::PreparedCommand;
 use crate::exec::watch::exits::ExitSubscription;
 use crate::exec::watch::pidfd;
 use procfleet_core::BootTime;
@@ -167,6 +168,11 @@ impl RunShell {
             life.watched = Some(process);
         }
         life.exit
+    }
+
+    /// Its exit is not reported as the exit of a process any longer.
+    pub(in crate::exec) fn end_watch(&self) {
+        self.lock().watched = None;
     }
 
     /// The process that it is watched as.

@@ -3,6 +3,7 @@
 use super::*;
 use std::collections::BTreeMap;
 use std::io::BufRead;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;

@@ -5,8 +5,8 @@
 //! memory is counted for each member.
 
 use crate::exec::context::ExecContext;
+use crate::exec::measure::inspect::per_cent_of_host;
 use crate::exec::procfs::{self, Id, ProcDir, UsageLine};
-use crate::exec::scan::inspect::per_cent_of_host;
 use procfleet_core::process::Found;
 use procfleet_core::supervise::Usage;
 use procfleet_core::{BootTime, Process};
