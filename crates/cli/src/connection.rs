@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::login::{ClientLogin, Secret};
 use crate::output::plain;
 use crate::tls::Trust;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
 use procfleet_proto::tunnel::ProxyUrl;
@@ -45,13 +46,21 @@ struct Flags {
     #[arg(long, env = "PROCFLEET_DATA", value_name = "DIR", default_value = "./procfleet-data")]
     data: PathBuf,
     /// Trusted CAs of the server's certificate (PEM, or one in DER) [default: the pin in admin.json, else
-    /// the CAs of this system]
-    #[arg(long, env = "PROCFLEET_CA", value_name = "FILE")]
+    /// SSL_CERT_FILE, else the CAs of this system]
+    #[arg(long, env = "PROCFLEET_CA", value_name = "FILE", value_parser = path())]
     ca: Option<PathBuf>,
+    /// The CAs of this system, as OpenSSL and other clients know them
+    #[arg(long, env = "SSL_CERT_FILE", value_name = "FILE", value_parser = path(), hide = true)]
+    ssl_cert_file: Option<PathBuf>,
     /// HTTP proxy on the way to the server (CONNECT): http://[USER:PASSWORD@]HOST:PORT. HTTP_PROXY and the
     /// like have no effect [default: none]
     #[arg(long, env = "PROCFLEET_PROXY", value_name = "URL", hide_env_values = true)]
     proxy: Option<Secret>,
+}
+
+/// Clap's own parser of paths refuses an empty variable.
+fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +158,7 @@ impl ConnectionFlags {
             app_code: code.clone(),
             app_secret: secret.clone(),
             username: named.unwrap_or_default(),
-            trust: self.given_ca().unwrap_or(Trust::System),
+            trust: self.given_ca().unwrap_or_else(|| self.system()),
             proxy: self.proxy()?,
             credentials: credentials.to_owned(),
         })
@@ -158,6 +167,11 @@ impl ConnectionFlags {
     fn given_ca(&self) -> Option<Trust> {
         let file = self.flags.ca.clone().filter(|file| !file.as_os_str().is_empty());
         file.map(Trust::Ca)
+    }
+
+    fn system(&self) -> Trust {
+        let file = self.flags.ssl_cert_file.clone();
+        Trust::System(file.filter(|file| !file.as_os_str().is_empty()))
     }
 
     /// Checked here and not by clap, which would print the value with its password.
@@ -180,7 +194,7 @@ impl ConnectionFlags {
             let why = "its tls_sha256 is no SHA-256 in hexadecimal digits".to_owned();
             Trust::pin(&pin).ok_or(Error::Untrusted { path: path.clone(), why })
         });
-        let pinned = pinned.transpose()?.unwrap_or(Trust::System);
+        let pinned = pinned.transpose()?.unwrap_or_else(|| self.system());
         Ok(ClientLogin {
             url: check_url(&admin.url)?,
             trust: self.given_ca().unwrap_or(pinned),

@@ -71,6 +71,11 @@ Exit status:
   2  the command line cannot be carried out as it stands
   5  the server cannot be reached, or does not let us in";
 
+/// Help about a flag that lists have, and logs have not.
+const LOGS_WITHOUT_SINCE: &str = "\
+There is no --since: a line of a log has no time except the one that the program prints. To find out when
+something happened: procfleet events --since 1h --name NAME";
+
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Verb {
     /// Show the processes of the fleet
@@ -108,6 +113,7 @@ pub enum Verb {
     /// Show the stored spec of a process, in the format of start --file
     Show(Box<Show>),
     /// Show the output of a process
+    #[command(after_help = LOGS_WITHOUT_SINCE)]
     Logs(Logs),
     /// List tasks, show, cancel or retry one
     #[command(subcommand)]

@@ -5,7 +5,8 @@
 //! server's own certificate, the handshake proves its key and nothing else is checked. If it is the
 //! certificate of procfleet's built-in CA, the server's certificate must be signed by that CA and have the
 //! name that only servers have there, so a server may move. Without a pin the certificate must be signed by a
-//! CA of `--ca`, or else by a CA of this system, and be valid for the host in the url.
+//! CA of `--ca`, or else by a CA of this system, and be valid for the host in the url. The CAs of this system
+//! are in the file that `SSL_CERT_FILE` names, as for OpenSSL, or else in the first trust store found.
 
 use crate::error::Error;
 use procfleet_proto::link::token::hex;
@@ -40,7 +41,8 @@ const SYSTEM_ROOTS: [&str; 4] = [
 /// The trusted certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    System,
+    /// The CAs of this system. `Some`: the file that `SSL_CERT_FILE` names.
+    System(Option<PathBuf>),
     /// The CAs in this file.
     Ca(PathBuf),
     /// The SHA-256 of the server's certificate or of its CA's.
@@ -77,11 +79,12 @@ impl TlsConnector {
                 builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth()
             }
             Trust::Ca(file) => {
-                let roots =
-                    roots(file).map_err(|why| Error::Usage(format!("--ca {}: {why}", file.display())))?;
-                builder.with_root_certificates(roots).with_no_client_auth()
+                builder.with_root_certificates(named_roots("--ca", file)?).with_no_client_auth()
             }
-            Trust::System => builder.with_root_certificates(system_roots()).with_no_client_auth(),
+            Trust::System(Some(file)) => {
+                builder.with_root_certificates(named_roots("SSL_CERT_FILE", file)?).with_no_client_auth()
+            }
+            Trust::System(None) => builder.with_root_certificates(system_roots()).with_no_client_auth(),
         };
         Ok(TlsConnector(Arc::new(config)))
     }
@@ -91,6 +94,12 @@ impl TlsConnector {
 fn system_roots() -> RootCertStore {
     let found = SYSTEM_ROOTS.iter().find_map(|file| roots(Path::new(file)).ok());
     found.unwrap_or_else(RootCertStore::empty)
+}
+
+/// The certificates of a file that was given by this flag or variable. If the file is unusable there is no
+/// fallback: no other CAs than the named ones are trusted.
+fn named_roots(given_by: &str, file: &Path) -> Result<RootCertStore, Error> {
+    roots(file).map_err(|why| Error::Usage(format!("{given_by} {}: {why}", file.display())))
 }
 
 /// The certificates of a file: PEM, or one in DER, as the server keeps its CA's.

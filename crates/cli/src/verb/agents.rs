@@ -7,6 +7,7 @@ use crate::client::Client;
 use crate::output::{Format, OutputFlag, age};
 use crate::{ConnectionFlags, Console, Error, VerbExit};
 use procfleet_core::id::BusinessId;
+use procfleet_proto::http::cursor::{AgentCursor, AgentOrder};
 use procfleet_proto::http::native::{AgentRow, AssignAgents, LabelAgents, RevokeAgents};
 use serde_json::{Value, json};
 
@@ -38,7 +39,7 @@ pub struct Agents {
     pub select: Vec<String>,
     #[command(flatten)]
     pub page: PageFlags,
-    /// Order of the rows [default: host; with --after or --limit: id]
+    /// Order of the rows, the same for each page [default: host]
     #[arg(long, value_name = "COLUMN", value_enum)]
     pub sort: Option<AgentSort>,
     #[command(flatten)]
@@ -174,14 +175,26 @@ impl Agents {
 
     fn list(&self, client: &Client, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let mut query = self.filters();
-        // A page without an order continues after the id of its last row, as in earlier versions.
-        let paged = self.page.after.is_some() || self.page.limit.is_some();
-        let sort = self.sort.unwrap_or(if paged { AgentSort::Id } else { AgentSort::Host });
+        let sort = self.order()?;
         query.extend(sort.word().map(|word| ("sort", word.to_owned())));
         let listed = ListedRows::read(client, "/api/v1/agents", &query, &self.page, FLEET_PAGE)?;
         self.show(listed.json(), &listed.rows, console)?;
         listed.note_more(console);
         Ok(VerbExit::Done)
+    }
+
+    /// In earlier versions pages were ordered by id, and the cursor was the id of the last row. Continued in
+    /// the order of hosts, such a page would leave agents out.
+    fn order(&self) -> Result<AgentSort, Error> {
+        let is_id = |after: &String| AgentCursor::read(AgentOrder::Host, after).is_none();
+        match self.sort {
+            Some(sort) => Ok(sort),
+            None if self.page.after.as_ref().is_some_and(is_id) => Err(Error::Usage(
+                "--after: an agent id continues a list in the order of ids; add --sort id to each page"
+                    .to_owned(),
+            )),
+            None => Ok(AgentSort::Host),
+        }
     }
 
     fn show(&self, json: Value, rows: &[AgentRow], console: &mut Console<'_>) -> Result<(), Error> {

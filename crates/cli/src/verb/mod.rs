@@ -9,6 +9,7 @@ mod common;
 pub(crate) mod events;
 pub(crate) mod list;
 pub(crate) mod logs;
+mod object;
 pub(crate) mod operate;
 pub(crate) mod ps;
 mod request;

@@ -2,6 +2,7 @@
 //! operation on any number of processes and hosts, and waiting for its outcomes. `request` builds the
 //! request, and `status` prints a status.
 
+use super::request::RequestFlags;
 use super::spec_flags::SpecFlags;
 use super::targets::Targets;
 use super::{request, status};
@@ -86,7 +87,7 @@ impl Operate {
     pub(crate) fn run(&self, kind: OpKind, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         // The command line is checked before the server is called.
         let file = self.file.as_deref().map(|path| request::read_file(path, console.input)).transpose()?;
-        let body = request::body(self, kind, file)?;
+        let body = request::body(self.request_flags(), kind, file)?;
         let call = OperateRun {
             kind,
             dry_run: self.dry_run,
@@ -98,6 +99,10 @@ impl Operate {
         let client = self.connection.client()?;
         let done = call.run(&client, body, console);
         unknown_if_no_host(kind, &self.targets, done, console)
+    }
+
+    pub(super) fn request_flags(&self) -> RequestFlags<'_> {
+        RequestFlags { targets: &self.targets, labels: &self.labels, spec: &self.spec }
     }
 }
 

@@ -2,18 +2,27 @@
 //!
 //! Checks that need the server or the host are left to them: they report all faults of a request at once.
 
-use super::operate::Operate;
+use super::object::{Object, child, set};
+use super::spec_flags::SpecFlags;
+use super::targets::Targets;
 use crate::Error;
 use procfleet_core::op::OpKind;
-use procfleet_proto::http::typos::{self, Unread};
-use serde_json::{Map, Value, json};
+use procfleet_proto::http::operate::unread_fields;
+use procfleet_proto::http::typos::Unread;
+use serde_json::{Value, json};
 use std::io::Read;
 use std::path::Path;
 
 /// The login of the connection is used; login fields of a file are not sent.
 const LOGIN_FIELDS: [&str; 4] = ["bk_app_code", "bk_app_secret", "bk_token", "bk_username"];
 
-pub(super) type Object = Map<String, Value>;
+/// The flags that a request is made from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestFlags<'a> {
+    pub(super) targets: &'a Targets,
+    pub(super) labels: &'a [(String, String)],
+    pub(super) spec: &'a SpecFlags,
+}
 
 /// Reads a request body, or a bare spec, which is put into a body.
 pub(super) fn read_file(path: &Path, stdin: &mut dyn Read) -> Result<Object, Error> {
@@ -52,7 +61,7 @@ pub(super) fn read_file(path: &Path, stdin: &mut dyn Read) -> Result<Object, Err
 /// The API accepts unknown fields because GSE's callers send some. In a file for this client they are
 /// mistakes.
 fn refuse_unread(object: &Object, shown: &str) -> Result<(), Error> {
-    let unread = typos::in_request(object).into_iter();
+    let unread = unread_fields(object).into_iter();
     let unread = unread.filter(|unread| !LOGIN_FIELDS.contains(&unread.path.as_str()));
     let unknown: Vec<String> = unread
         .map(|Unread { path, meant }| match meant {
@@ -67,43 +76,31 @@ fn refuse_unread(object: &Object, shown: &str) -> Result<(), Error> {
 }
 
 /// The file's body with the flags written over it.
-pub(super) fn body(operate: &Operate, kind: OpKind, file: Option<Object>) -> Result<Object, Error> {
+pub(super) fn body(flags: RequestFlags<'_>, kind: OpKind, file: Option<Object>) -> Result<Object, Error> {
     let mut body = file.unwrap_or_default();
     for field in LOGIN_FIELDS {
         body.shift_remove(field);
     }
-    operate.targets.write(&mut body)?;
+    flags.targets.write(&mut body)?;
     let labels = child(child(&mut body, "meta"), "labels");
-    for (key, value) in &operate.labels {
+    for (key, value) in flags.labels {
         set(labels, key, json!(value));
     }
     set(&mut body, "op_type", json!(kind.number()));
     // A file's spec is a whole one and replaces what hosts have stored.
     let whole = body.get("spec").is_some_and(Value::is_object);
-    let labelled = !operate.labels.is_empty();
-    let change = operate.spec.write(operate.targets.first_name(), labelled, &mut body)?;
+    let labelled = !flags.labels.is_empty();
+    let change = flags.spec.write(flags.targets.first_name(), labelled, &mut body)?;
     if !whole && !change.is_empty() {
         set(&mut body, "change", json!(change));
     }
     Ok(body)
 }
 
-pub(super) fn set(object: &mut Object, key: &str, value: Value) {
-    object.insert(key.to_owned(), value);
-}
-
-/// The object of a key. A value that is not an object (`"labels": null`) is replaced.
-pub(super) fn child<'a>(object: &'a mut Object, key: &str) -> &'a mut Object {
-    let value = object.entry(key).or_insert_with(|| json!({}));
-    if !value.is_object() {
-        *value = json!({});
-    }
-    value.as_object_mut().expect("it was just made one")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verb::operate::Operate;
     use clap::Parser;
 
     #[derive(Parser)]
@@ -114,6 +111,10 @@ mod tests {
 
     fn operate(line: &str) -> Operate {
         Command::try_parse_from(std::iter::once("start").chain(line.split_whitespace())).expect(line).operate
+    }
+
+    fn body(operate: &Operate, kind: OpKind, file: Option<Object>) -> Result<Object, Error> {
+        super::body(operate.request_flags(), kind, file)
     }
 
     fn file(text: &str) -> Result<Object, Error> {

@@ -1,6 +1,6 @@
 //! A spec in flags: one for each field that a request can have.
 
-use super::request::{Object, child, set};
+use super::object::{Object, child, set};
 use crate::Error;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! The processes and hosts of a verb. The server resolves globs and selections.
 
-use super::request::{Object, child, set};
+use super::object::{Object, child, set};
 use crate::Error;
 use procfleet_core::id::{AgentId, Host};
 use serde_json::json;

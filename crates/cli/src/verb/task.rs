@@ -43,6 +43,9 @@ pub struct ShownTask {
     /// Only the operations in this state
     #[arg(long, value_name = "STATE", value_parser = ["open", "ended", "failed"])]
     pub state: Option<String>,
+    /// Only the operations on selected hosts: addresses, ranges, blocks, globs, ids, labels; repeatable
+    #[arg(long, value_name = "TERM")]
+    pub select: Vec<String>,
     #[command(flatten)]
     pub page: PageFlags,
     #[command(flatten)]
@@ -148,10 +151,12 @@ impl ShownTask {
     fn run(&self, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let TaskShow { task, output, connection } = &self.show;
         let state = if self.failed { Some("failed".to_owned()) } else { self.state.clone() };
-        let filters: Vec<(&'static str, String)> = [("state", state), ("after", self.page.after.clone())]
-            .into_iter()
-            .filter_map(|(field, value)| Some((field, value?)))
-            .collect();
+        let select = (!self.select.is_empty()).then(|| self.select.join(","));
+        let filters: Vec<(&'static str, String)> =
+            [("state", state), ("select", select), ("after", self.page.after.clone())]
+                .into_iter()
+                .filter_map(|(field, value)| Some((field, value?)))
+                .collect();
         let seen = wait::show(&connection.client()?, &task.to_string(), &filters, self.page.limit)?;
         match output.format() {
             Format::Json => console.json(&seen.data)?,
@@ -293,11 +298,7 @@ fn describe(seen: &WatchedTask, console: &mut Console<'_>) -> Result<(), Error> 
         ops.sort_by_cached_key(|op| (target_order(&op.target), op.namespace.clone(), op.name.clone()));
     }
     let rows = ops.into_iter().map(|op| op_cells(op, console)).collect();
-    console.table(
-        ["TARGET", "NAMESPACE", "NAME", "OP", "STATE", "CODE", "MESSAGE"],
-        rows,
-        "the task has no ops",
-    )
+    console.table(["TARGET", "NAMESPACE", "NAME", "OP", "STATE", "CODE", "MESSAGE"], rows, "no operations")
 }
 
 fn op_cells(op: &OpRow, console: &Console<'_>) -> [String; 7] {

@@ -1,6 +1,7 @@
 //! The verbs from the command line to the exit, against a server of canned answers.
 
 mod errors;
+mod help;
 mod manage;
 mod operate;
 mod proxy;
@@ -53,6 +54,11 @@ fn run_with_input(url: &str, line: &str, input: &str) -> Ran {
 
 /// With a person at the terminal, or without.
 fn run_as(prompts: Prompts, url: &str, line: &str, input: &str) -> Ran {
+    run_at(prompts, Colors::Plain, url, line, input)
+}
+
+/// With a terminal for the results, or without.
+fn run_at(prompts: Prompts, colors: Colors, url: &str, line: &str, input: &str) -> Ran {
     let words = ["procfleet"].into_iter().chain(line.split_whitespace()).chain([
         "--url",
         url,
@@ -74,7 +80,7 @@ fn run_as(prompts: Prompts, url: &str, line: &str, input: &str) -> Ran {
             err: &mut err,
             progress: ProgressDisplay::Lines,
             prompts,
-            colors: Colors::Plain,
+            colors,
             zone: jiff::tz::TimeZone::UTC,
             now: NOW,
             pace: PollPace { between: Duration::ZERO, pause: Duration::ZERO, tries: 3 },

@@ -1,8 +1,9 @@
 //! The verbs that only ask, and `token create`.
 
 use crate::server::{Server, ok, page};
-use crate::{NOW, run};
-use procfleet_cli::VerbExit;
+use crate::{NOW, run, run_at};
+use procfleet_cli::{Colors, Prompts, VerbExit};
+use procfleet_proto::http::cursor::{AgentCursor, AgentKey, AgentOrder};
 use serde_json::{Value, json};
 
 #[test]
@@ -66,6 +67,67 @@ fn agents() {
          a1     2:10.0.0.1  7 shop    0.1.0    cgroup       connected  2h     9s          -\n\
          a2     2:10.0.0.1  7 shop    0.1.0    -            away       2h     9s          -\n"
     );
+}
+
+/// The server orders before it cuts, so every page is asked for in the order that is shown.
+#[test]
+fn pages_of_agents_are_in_the_order_of_hosts_unless_another_is_asked_for() {
+    // The `next` of the server's answer in the order of hosts.
+    let key = AgentKey {
+        order: AgentOrder::Host,
+        agent: "a1".parse().expect("an id"),
+        host: "0:10.0.0.1".parse().expect("a host"),
+        version: String::new(),
+        state: String::new(),
+        heard_at: 0,
+    };
+    let cursor = AgentCursor::of(key).text();
+    for (line, query) in [
+        ("agents".to_owned(), "?sort=host".to_owned()),
+        ("agents --limit 2".to_owned(), "?sort=host&limit=2".to_owned()),
+        (format!("agents --limit 2 --after {cursor}"), format!("?sort=host&limit=2&after={cursor}")),
+        ("agents --limit 2 --sort id --after a1".to_owned(), "?limit=2&after=a1".to_owned()),
+        ("agents --limit 2 --sort id".to_owned(), "?limit=2".to_owned()),
+        ("agents --sort heard --after x".to_owned(), "?sort=heard&after=x".to_owned()),
+    ] {
+        let server = Server::start([("GET /api/v1/agents", vec![ok(json!([]))])]);
+        run(&server, &line);
+        assert_eq!(server.lines(), [format!("GET /api/v1/agents{query}")], "{line}");
+    }
+    // An id does not continue the order of hosts.
+    let server = Server::start([("GET /api/v1/agents", vec![ok(json!([]))])]);
+    let done = run(&server, "agents --limit 2 --after a1");
+    assert!(done.err.contains("add --sort id"), "{done:?}");
+    assert_eq!((done.exit, server.lines()), (VerbExit::Usage, Vec::new()));
+}
+
+/// Escape sequences around the rows that need attention: on a terminal, or where they are asked for.
+#[test]
+fn rows_that_need_attention_are_coloured() {
+    let row = |name: &str, state: &str| {
+        json!({
+            "bk_agent_id": "a", "bk_cloud_id": 0, "ip": "10.0.0.1", "namespace": "web", "name": name, "labels": {},
+            "state": state, "hosted": true, "pid": null, "note": "", "started_at": 0, "reported_at": NOW, "fresh": true,
+        })
+    };
+    let data = json!([row("good", "running"), row("bad", "gave_up")]);
+    let server = Server::start([("GET /api/v1/procs", vec![ok(data)])]);
+    let red = "\u{1b}[31m0:10.0.0.1  web        bad   gave up  yes     -    -      -\u{1b}[0m\n";
+    for (line, colors, is_coloured) in [
+        ("ps", Colors::Shown, true),
+        ("ps", Colors::Plain, false),
+        ("ps --color never", Colors::Shown, false),
+        ("ps --color always", Colors::Plain, true),
+        // The value of NO_COLOR, if it is set.
+        ("ps --no-color 1", Colors::Shown, false),
+        ("ps --no-color=", Colors::Shown, true),
+        ("ps --no-color 1 --color always", Colors::Plain, true),
+        ("ps --json --color always", Colors::Shown, false),
+    ] {
+        let ran = run_at(Prompts::Forbidden, colors, &server.url(), line, "");
+        assert_eq!(ran.out.contains('\u{1b}'), is_coloured, "{line}: {ran:?}");
+        assert!(!is_coloured || ran.out.ends_with(red), "{line}: only the last row: {ran:?}");
+    }
 }
 
 #[test]
