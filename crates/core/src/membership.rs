@@ -12,7 +12,7 @@
 //! a while must not act on an answer from before.
 
 use crate::boot_time::BootTime;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::time::Duration;
 
@@ -43,6 +43,31 @@ impl OwnBeat {
     /// Whether the server may send ops and decide about them.
     pub fn holds(&self, now: BootTime) -> bool {
         self.confirmed.is_some_and(|sent_at| now.since(sent_at) < TRUST)
+    }
+}
+
+/// How many confirmed beats a server remembers: two a second for ten minutes.
+const REMEMBERED_BEATS: usize = 1_200;
+
+/// The last confirmed beats of a server. A database that went back in time has a prefix of its changes: it
+/// has every change that was confirmed before the server sent the last beat that the database still has.
+#[derive(Clone, Debug, Default)]
+pub struct ConfirmedBeats(VecDeque<(u64, BootTime)>);
+
+impl ConfirmedBeats {
+    /// `sent_at`: when the attempt began.
+    pub fn confirm(&mut self, beat: u64, sent_at: BootTime) {
+        if self.0.len() == REMEMBERED_BEATS {
+            self.0.pop_front();
+        }
+        self.0.push_back((beat, sent_at));
+    }
+
+    /// The database went back, and has this beat as the last one of the server; `None`: it does not know the
+    /// server. Returns the time before which nothing that was confirmed is lost, and forgets the lost beats.
+    pub fn went_back_to(&mut self, last: Option<u64>) -> BootTime {
+        self.0.retain(|(beat, _)| last.is_some_and(|last| *beat <= last));
+        self.0.back().map_or(BootTime(0), |(_, sent_at)| *sent_at)
     }
 }
 
@@ -111,7 +136,7 @@ mod tests {
             (0, vec![('a', 7), ('b', 1)], vec![]),
             (14_999, vec![('a', 7), ('b', 2)], vec![]),
             (15_000, vec![('a', 7), ('b', 2)], vec![('a', 7)]),
-            // It beats again: the time begins anew.
+            // Its heartbeats have resumed: restart the timer.
             (16_000, vec![('a', 8), ('b', 2)], vec![]),
             (29_999, vec![('a', 8), ('b', 2)], vec![('b', 2)]),
             // Dead by the store's word: no longer in the list.
@@ -129,6 +154,34 @@ mod tests {
         peers.forget();
         assert_eq!(peers.observe(BootTime(60_000), &[('a', 7)]), vec![]);
         assert_eq!(peers.observe(BootTime(75_000), &[('a', 7)]), vec![('a', 7)]);
+    }
+
+    #[test]
+    fn changes_before_the_last_beat_that_a_database_still_has_are_not_lost() {
+        let confirmed = || {
+            let mut beats = ConfirmedBeats::default();
+            (2..=5).for_each(|beat| beats.confirm(beat, BootTime(beat * 100)));
+            beats
+        };
+        for (last, safe_until) in [
+            // The confirmation of the last one was lost with the connection.
+            (Some(6), 500),
+            (Some(5), 500),
+            (Some(3), 300),
+            (Some(1), 0),
+            (None, 0),
+        ] {
+            assert_eq!(confirmed().went_back_to(last), BootTime(safe_until), "{last:?}");
+        }
+        // Numbers of lost beats are used again.
+        let mut beats = confirmed();
+        beats.went_back_to(Some(3));
+        beats.confirm(4, BootTime(900));
+        assert_eq!(beats.went_back_to(Some(3)), BootTime(300));
+        let mut beats = ConfirmedBeats::default();
+        (1..=2_000).for_each(|beat| beats.confirm(beat, BootTime(beat)));
+        assert_eq!(beats.went_back_to(Some(2_000 - 1_200)), BootTime(0), "so long ago is not remembered");
+        assert!(beats.0.is_empty());
     }
 
     /// Whatever the delays: the taker has waited longer than the holder trusts itself.

@@ -152,11 +152,11 @@ fn merge_statuses(statuses: &[(u32, &ProcStatus)]) -> Option<ProcStatus> {
 
 /// The health of the first unhealthy instance; if all are healthy, that of the first instance.
 fn merge_healths(statuses: &[(u32, &ProcStatus)]) -> HealthReport {
-    let ill = statuses.iter().find_map(|(instance, status)| {
+    let unhealthy = statuses.iter().find_map(|(instance, status)| {
         let reason = status.health.unhealthy_reason()?;
         Some(HealthReport::Unhealthy { reason: format!("instance {instance}: {reason}") })
     });
-    ill.unwrap_or_else(|| statuses.first().map(|(_, status)| status.health.clone()).unwrap_or_default())
+    unhealthy.unwrap_or_else(|| statuses.first().map(|(_, status)| status.health.clone()).unwrap_or_default())
 }
 
 fn cut(text: &mut String, longest: usize) {

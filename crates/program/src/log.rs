@@ -15,8 +15,7 @@ pub struct LogArgs {
     /// How this program's own log is written to standard error
     #[arg(long, env = "PROCFLEET_LOG_FORMAT", value_enum, value_name = "FORMAT", default_value_t)]
     pub log_format: LogFormat,
-    /// The lines that it has: error, warn, info, debug or trace, or a filter such as
-    /// info,procfleet_server=debug
+    /// Log level: error, warn, info, debug or trace, or a filter such as info,procfleet_server=debug
     #[arg(long, env = "PROCFLEET_LOG", value_name = "LEVEL", default_value = DEFAULT_LEVEL, value_parser = level)]
     pub log_level: String,
 }
@@ -59,8 +58,9 @@ impl LogArgs {
             LogFormat::Text => log.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).boxed(),
             LogFormat::Json => log.json().with_ansi(false).boxed(),
         };
-        // Fails if the caller has installed a logger, which stays.
-        let _ = tracing_subscriber::registry().with(log.with_filter(filter)).try_init();
+        // The filter is a layer of its own: as the filter of one layer it would look up the span of a session
+        // whenever the session does anything. This fails if the caller has installed a logger, which stays.
+        let _ = tracing_subscriber::registry().with(log).with(filter).try_init();
         panics::install_hook();
         LogGuard(())
     }

@@ -27,16 +27,16 @@ thread_local! {
 
 /// A panic that ends the program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a part of the program panicked at {place}: {message}")]
+#[error("a part of the program panicked at {location}: {message}")]
 pub struct Panicked {
     /// File, line and column.
-    pub place: String,
+    pub location: String,
     pub message: String,
 }
 
 /// A panic that was contained. The log has its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a defect of procfleet broke it off; the log has its place")]
+#[error("internal error: the work was aborted by a defect of procfleet; the log has the file and line")]
 pub struct Caught;
 
 /// Number of panics since the start of the program, including contained ones.
@@ -64,7 +64,7 @@ pub(crate) fn install_hook() {
 
 fn report(info: &PanicHookInfo<'_>) {
     TOTAL.fetch_add(1, Ordering::Relaxed);
-    let place = info.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string);
+    let location = info.location().map_or_else(|| "an unknown location".to_owned(), ToString::to_string);
     let message = message_of(info.payload());
     let thread = std::thread::current().name().unwrap_or("unnamed").to_owned();
     let backtrace = Backtrace::capture();
@@ -72,7 +72,7 @@ fn report(info: &PanicHookInfo<'_>) {
     // A thread that is ending has no thread-locals, and contains nothing.
     if CONTAINED.try_with(Cell::get).unwrap_or(0) > 0 {
         tracing::error!(
-            place,
+            location,
             message,
             thread,
             backtrace,
@@ -80,7 +80,7 @@ fn report(info: &PanicHookInfo<'_>) {
         );
     } else {
         tracing::error!(
-            place,
+            location,
             message,
             thread,
             backtrace,
@@ -89,7 +89,7 @@ fn report(info: &PanicHookInfo<'_>) {
         // The first one is the cause.
         FATAL.send_if_modified(|first| {
             let is_first = first.is_none();
-            first.get_or_insert(Panicked { place, message });
+            first.get_or_insert(Panicked { location, message });
             is_first
         });
     }

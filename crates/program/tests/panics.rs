@@ -30,7 +30,7 @@ async fn a_contained_panic_is_counted_and_any_other_one_ends_the_program() {
     tokio::spawn(async { panic!("of a part, {}", 1) });
     let panicked = fatal().await;
     assert_eq!((panics::total(), panicked.message.as_str()), (5, "of a part, 1"));
-    assert!(panicked.place.contains("panics.rs"), "{}", panicked.place);
+    assert!(panicked.location.contains("panics.rs"), "{}", panicked.location);
     let thread = std::thread::spawn(|| panic!("of another"));
     let joined: Result<(), _> = thread.join();
     assert!(joined.is_err());

@@ -5,7 +5,8 @@ use procfleet_core::id::ProcKey;
 use procfleet_core::op::{Content, Instance, OpKind, Outcome, ProcStatus};
 use procfleet_core::request::Target;
 use procfleet_core::spec::{Identity, JobFacts, Spec};
-use procfleet_proto::http::result::{OpContext, OpResult};
+use procfleet_proto::http::content::OpContext;
+use procfleet_proto::http::result::OpResult;
 use serde_json::{Value, json};
 
 fn result(kind: OpKind, outcome: Option<&Outcome>, spec: Option<&Spec>) -> OpResult {

@@ -14,7 +14,8 @@ use procfleet_proto::cron::CronRule;
 use procfleet_proto::http::document::apis::{self, APIS, ApiEntry};
 use procfleet_proto::http::document::{example_request, fields_of};
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::typos::{self, Unread};
+use procfleet_proto::http::operate::unread_fields;
+use procfleet_proto::http::typos::Unread;
 use procfleet_proto::link::token::JoinToken;
 use procfleet_proto::link::{
     BadMessage, GroupsMessage, OmittedAccounts, OpOrder, ProcStateMessage, Report, agent_message,
@@ -244,7 +245,7 @@ fn unknown_fields_of_requests() {
     };
     Fuzz::cases(5_000).json(&[request], |_, body| {
         let Some(fields) = body.as_object() else { return };
-        for Unread { path, meant } in typos::in_request(fields) {
+        for Unread { path, meant } in unread_fields(fields) {
             let first = path.split(['.', '[']).next().unwrap_or_default();
             let is_sent = fields.keys().any(|name| *name == path || name == first);
             assert!(is_sent || fields.keys().any(|name| path.starts_with(name)), "{path:?} was not sent");

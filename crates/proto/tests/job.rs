@@ -5,11 +5,11 @@ use procfleet_core::id::{BusinessId, ProcKey};
 use procfleet_core::op::{Content, Instance, OpKind, Outcome, ProcStatus};
 use procfleet_core::request::{Request, Target};
 use procfleet_core::spec::{Identity, Kind, Policy, Schedule, Shell, Spec};
+use procfleet_proto::http::content::OpContext;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::job::{
     self, JobOpResult, NamedScope, Operation, ScopeOf, get_agent_status, get_proc_result, results,
 };
-use procfleet_proto::http::result::OpContext;
 use serde_json::{Value, json};
 use std::time::Duration;
 

@@ -22,6 +22,7 @@ use procfleet_proto::link::{
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 
@@ -42,6 +43,17 @@ pub(crate) struct FleetShared {
     pub(crate) script: Script,
     pub(crate) counters: FleetCounters,
     pub(crate) trace: Option<Trace>,
+    pub(crate) held: watch::Sender<Held>,
+}
+
+/// What the agents of a fleet do not do for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    Nothing,
+    /// Agents without a session do not connect. Sessions go on.
+    Connects,
+    /// Agents do not read in their sessions.
+    Reads,
 }
 
 /// Why a session ended or was not established.
@@ -128,6 +140,8 @@ impl Agent {
         loop {
             let NextServer { server, wait } = self.servers.next(now(), self.random.draw());
             tokio::time::sleep(wait).await;
+            // Fails only if the sender is gone, which is here.
+            let _ = shared.held.subscribe().wait_for(|held| *held != Held::Connects).await;
             let mut welcomed = false;
             let end = match self.session(&server, &mut welcomed).await {
                 Ok(never) => match never {},
@@ -194,7 +208,9 @@ impl Agent {
         let mut silent_at = Instant::now() + silence_limit;
         let mut read_at = Instant::now();
         let drop_at = self.drop_at();
+        let mut held = self.shared.held.subscribe();
         loop {
+            let reads = *held.borrow_and_update() != Held::Reads;
             self.end_due();
             self.report(&mut socket).await?;
             let now = Instant::now();
@@ -207,7 +223,7 @@ impl Agent {
             let wake = if read_at > now { wake.min(read_at) } else { wake };
             tokio::select! {
                 biased;
-                message = socket.next(), if read_at <= now => {
+                message = socket.next(), if reads && read_at <= now => {
                     silent_at = Instant::now() + silence_limit;
                     self.handle(&mut socket, epoch, message).await?;
                     if self.slow {
@@ -219,6 +235,7 @@ impl Agent {
                         self.handle(&mut socket, epoch, message).await?;
                     }
                 }
+                Ok(()) = held.changed() => {}
                 () = tokio::time::sleep_until(wake) => {
                     if Instant::now() >= silent_at {
                         return Err(SimSessionEnd::Closed);
@@ -401,10 +418,10 @@ impl Agent {
             }
             if !self.states.is_empty() {
                 let states = States { procs: std::mem::take(&mut self.states), ..States::default() };
-                send(socket, agent_message::Body::States(states)).await?;
+                socket.feed(message(agent_message::Body::States(states))).await?;
             }
             if reports.is_empty() {
-                return Ok(());
+                return Ok(socket.flush().await?);
             }
             if self.random.percent(self.shared.script.repeat_percent) {
                 let again = Reports { reports: reports.clone() };
@@ -475,7 +492,11 @@ async fn first(socket: &mut Socket) -> Result<Body, SimSessionEnd> {
 }
 
 async fn send(socket: &mut Socket, body: agent_message::Body) -> Result<(), SimSessionEnd> {
-    Ok(socket.send(Message::Binary(body.into_bytes().into())).await?)
+    Ok(socket.send(message(body)).await?)
+}
+
+fn message(body: agent_message::Body) -> Message {
+    Message::Binary(body.into_bytes().into())
 }
 
 fn wall_secs() -> i64 {

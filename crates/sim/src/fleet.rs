@@ -1,6 +1,6 @@
 //! All agents of a simulated fleet, in their own runtime.
 
-use crate::agent::{Agent, FleetShared};
+use crate::agent::{Agent, FleetShared, Held};
 use crate::connect::Source;
 use crate::enroll::{SimEnrollError, enroll};
 use crate::figures::{Figures, FleetCounters};
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 /// Maximum number of concurrent enrolments: each costs the server a signature and a commit.
@@ -107,6 +107,7 @@ impl Fleet {
             script: plan.script.clone(),
             counters: FleetCounters::default(),
             trace: trace.transpose()?,
+            held: watch::channel(Held::Nothing).0,
         });
         let (agents, trouble) = (plan.agents, Arc::default());
         runtime.spawn(run(plan, shared.clone(), identities, Arc::clone(&trouble)));
@@ -115,6 +116,11 @@ impl Fleet {
 
     pub fn figures(&self) -> Figures {
         self.shared.counters.read(self.agents as u64)
+    }
+
+    /// Instead of what was held before.
+    pub fn hold(&self, held: Held) {
+        self.shared.held.send_replace(held);
     }
 
     /// Why some agents cannot join, in the words of the first of them. They do not try again.

@@ -29,6 +29,7 @@ mod script;
 mod server;
 mod trace;
 
+pub use agent::Held;
 pub use enroll::SimEnrollError;
 pub use figures::Figures;
 pub use files::{agents_for_files, take_all_files};

@@ -2,6 +2,7 @@
 
 use crate::common::{Does, PID_PATH, Term, World, spec};
 use crate::given::{Given, Then, given, state};
+use procfleet_core::id::OpId;
 use procfleet_core::supervise::Signal;
 use procfleet_core::{BootTime, OpKind};
 use std::time::Duration;
@@ -88,6 +89,46 @@ fn a_start_that_was_overtaken_does_not_go_on() {
     world.run_for(1_000);
     let stop = world.order(OpKind::Stop, &spec());
     assert_eq!((stop.code.number(), world.code(launch), world.mains()), (0, Some(826), 0));
+}
+
+/// Processes that are not ended with the overtaken command are stopped like any other. The stop command ends
+/// nothing here, so its exit status is in the outcome.
+#[test]
+fn stop_cmd_runs_if_a_process_is_there_after_an_overtaken_launch() {
+    for kind in [OpKind::Stop, OpKind::Kill] {
+        let mut spec = spec();
+        spec.policy.start_check = Duration::from_secs(600);
+        spec.control.stop_cmd = "stop".to_owned();
+        spec.control.kill_cmd = "kill".to_owned();
+        spec.control.restart_cmd = "restart".to_owned();
+        let overtaken = |mut world: World, launch: OpId, row: &str| {
+            let row = format!("{} of {row}", kind.verb());
+            for command in ["stop", "kill"] {
+                world.set(command, Does::Exit { after: 50, code: 4 });
+            }
+            let end = world.order(kind, &spec);
+            assert_eq!((end.code.number(), world.code(launch)), (836, Some(826)), "{row}: {}", end.message);
+            let says = format!("{}_cmd exited with status 4", kind.verb());
+            assert!(end.message.contains(&says), "{row}: {}", end.message);
+            assert_eq!(world.mains(), 1, "{row}");
+        };
+        let mut world = World::new();
+        let launch = world.send(OpKind::Start, Some(spec.clone()));
+        world.run_for(1_000);
+        overtaken(world, launch, "a process whose command has ended");
+
+        let mut world = given(Given::UpHosted);
+        world.set("restart", Does::Replace { after: 600_000, file: Some(0), code: 0 });
+        let launch = world.send(OpKind::Restart, Some(spec.clone()));
+        world.run_for(1_000);
+        overtaken(world, launch, "the old process beside restart_cmd");
+
+        let mut world = World::new().script("start", Does::Hang);
+        let launch = world.send(OpKind::Start, Some(spec.clone()));
+        world.run_for(1_000);
+        world.come_again();
+        overtaken(world, launch, "a process that the command did not start");
+    }
 }
 
 /// A process that was recognised while its command runs is stopped like any other, and the command is ended

@@ -6,13 +6,25 @@
 //! the list is valid.
 
 use super::fault::Faults;
-use super::operate::{LONGEST_NAME, MOST_OPS, Suppliers};
 use super::read::Reader;
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, CloudId, Host};
 use procfleet_core::request::{Refusal, Request, Target, UnusableTarget};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+
+/// Maximum length of a namespace, a name or a host in a result key.
+pub(super) const LONGEST_NAME: usize = 256;
+/// Maximum number of ops of one call.
+pub const MOST_OPS: usize = 100_000;
+
+/// Whether hosts are named with a `bk_supplier_id`, as the first generation of the API does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suppliers {
+    None,
+    Optional,
+    Required,
+}
 
 /// A host as the caller named it.
 #[derive(Clone, Debug, PartialEq, Eq)]

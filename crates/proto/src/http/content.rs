@@ -3,13 +3,24 @@
 //! Callers parse it even on failure and count its elements, so there is always exactly one `value`, or one
 //! `process` with one `instance`, unless the spec itself asks for several.
 
-use super::result::OpContext;
 use jiff::Timestamp;
 use jiff::tz::{Offset, TimeZone};
-use procfleet_core::op::{Content, Instance, Outcome, ProcStatus};
-use procfleet_core::spec::JobFacts;
+use procfleet_core::id::{AgentId, ProcKey};
+use procfleet_core::op::{Content, Instance, OpKind, Outcome, ProcStatus};
+use procfleet_core::request::Target;
+use procfleet_core::spec::{JobFacts, Spec};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
+
+/// The properties of an op that its result needs.
+#[derive(Clone, Copy, Debug)]
+pub struct OpContext<'a> {
+    pub proc: &'a ProcKey,
+    pub kind: OpKind,
+    pub spec: Option<&'a Spec>,
+    pub target: &'a Target,
+    pub agent: Option<&'a AgentId>,
+}
 
 /// The content of a result.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]

@@ -1,9 +1,9 @@
 //! `set_process_group_info` and `get_process_group_info`: limits for all processes of a namespace together on
 //! a host.
 
-use super::batch::{finish, read_targets};
+use super::batch::{LONGEST_NAME, Suppliers, finish, read_targets};
 use super::fault::Faults;
-use super::operate::{LARGEST_SPEC, LONGEST_NAME, Suppliers};
+use super::operate::LARGEST_SPEC;
 use super::read::{Reader, RequestBody};
 use super::status::ProcMeta;
 use procfleet_core::id::{Host, ProcKey};

@@ -1,10 +1,11 @@
 //! `operate_proc_v2` and `operate_proc_multi`.
 
-use super::batch::{ReadElement, finish, read_host, read_targets, sort_out};
+use super::batch::{LONGEST_NAME, ReadElement, Suppliers, finish, read_host, read_targets, sort_out};
 use super::fault::{Faults, Warnings};
 use super::login;
 use super::read::{Reader, RequestBody};
-use super::typos::Unread;
+use super::record::Recorder;
+use super::typos::{KnownFields, Unread};
 use crate::cron::CronRule;
 use procfleet_core::change;
 use procfleet_core::id::ProcKey;
@@ -18,9 +19,10 @@ use procfleet_core::spec::{
 };
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Map, Value};
+use std::sync::OnceLock;
 use std::time::Duration;
 
-pub(super) const LONGEST_NAME: usize = 256;
 pub(super) const LONGEST_PATH: usize = 4_096;
 const LONGEST_COMMAND: usize = 32_768;
 /// A day, the maximum of every time limit.
@@ -35,16 +37,6 @@ pub(super) const LARGEST_SPEC: usize = 48 * 1024;
 pub const OP_TYPES: [i64; 8] = [0, 1, 2, 3, 4, 7, 8, 9];
 /// The operations of our own API, which includes unregister.
 pub const OWN_OP_TYPES: [i64; 9] = [0, 1, 2, 3, 4, 7, 8, 9, 102];
-/// Maximum number of ops of one call.
-pub const MOST_OPS: usize = 100_000;
-
-/// Whether hosts are named with a `bk_supplier_id`, as the first generation of the API does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suppliers {
-    None,
-    Optional,
-    Required,
-}
 
 /// The requests of a call, and its warnings.
 #[derive(Clone, Debug, PartialEq)]
@@ -263,7 +255,7 @@ fn read_own_spec(
     faults: &mut Faults,
 ) -> Option<Spec> {
     reader.optional_object("spec", faults).map(|spec| {
-        for Unread { path, meant } in spec.unread("spec") {
+        for Unread { path, meant } in spec.unread("spec", known_fields) {
             // GSE's callers send additional fields, so only fields that look like a typo cause a warning.
             if let Some(meant) = meant {
                 faults.warn(path, format!("unknown and not used; did you mean {meant}?"));
@@ -273,6 +265,30 @@ fn read_own_spec(
         spec.labels = labels.into_iter().collect();
         check_size(&spec, reader.path("spec"), faults);
         spec
+    })
+}
+
+/// All unknown fields of an `operate_proc_v2` request.
+pub fn unread_fields(request: &Map<String, Value>) -> Vec<Unread> {
+    known_fields().unread(request, "", "")
+}
+
+/// The fields that the parsing code reads: it runs against a recorder, as for the API's document.
+fn known_fields() -> &'static KnownFields {
+    static KNOWN: OnceLock<KnownFields> = OnceLock::new();
+    KNOWN.get_or_init(|| {
+        let mut known = KnownFields::default();
+        // The parsing code branches on these two. register_proc_info reads the same fields and requires more
+        // of them.
+        for auto_type in 0..=2 {
+            for op_type in OP_TYPES {
+                let recorder = Recorder::with(&[("op_type", op_type), ("auto_type", auto_type)]);
+                // Only the recording is of interest; an empty request always fails to parse.
+                let _ = operate_proc_v2(RequestBody::from(&recorder));
+                known.add(&recorder.into_record());
+            }
+        }
+        known
     })
 }
 

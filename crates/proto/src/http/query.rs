@@ -61,6 +61,8 @@ pub struct TaskQuery {
     /// How long to wait for the task to change.
     pub wait: Duration,
     pub ops: OpFilter,
+    /// Only ops on the selected hosts.
+    pub select: Vec<Term>,
     /// Only ops after the one with this index.
     pub after: Option<u32>,
     pub limit: u32,
@@ -226,7 +228,7 @@ pub fn tasks<'v>(body: impl Into<RequestBody<'v>>) -> Result<TasksQuery, Faults>
 
 /// A task with a page of its ops. A longer wait than the maximum is cut to the maximum.
 pub fn task<'v>(body: impl Into<RequestBody<'v>>) -> Result<TaskQuery, Faults> {
-    read(body.into(), &["wait_ms", "state", "after", "limit"], |reader, faults| {
+    read(body.into(), &["wait_ms", "state", "select", "after", "limit"], |reader, faults| {
         let filters = [OpFilter::Open, OpFilter::Ended, OpFilter::Failed];
         let word = |filter| match filter {
             OpFilter::All => "",
@@ -237,6 +239,7 @@ pub fn task<'v>(body: impl Into<RequestBody<'v>>) -> Result<TaskQuery, Faults> {
         TaskQuery {
             wait: wait(reader, faults),
             ops: one_of(reader, "state", &filters, word, faults).unwrap_or_default(),
+            select: select(reader, faults),
             after: cursor(reader, faults, |text| text.parse().ok()),
             limit: fleet_limit(reader, faults),
         }
@@ -407,8 +410,9 @@ mod tests {
         for words in ["state: \"x\" is not known; there are open, ended", "since: ", "after: "] {
             assert!(faults_text.contains(words), "{words}: {faults_text}");
         }
-        let faults_text = task(&json!({"state": "x", "after": "-1"})).expect_err("faults").to_string();
-        for words in ["state: \"x\" is not known; there are open, ended, failed", "after: "] {
+        let faults_text =
+            task(&json!({"state": "x", "select": "=", "after": "-1"})).expect_err("faults").to_string();
+        for words in ["state: \"x\" is not known; there are open, ended, failed", "select: ", "after: "] {
             assert!(faults_text.contains(words), "{words}: {faults_text}");
         }
     }

@@ -12,7 +12,7 @@
 
 use super::fault::Faults;
 use super::record::{FieldNeed, Recorder, Shape};
-use super::typos::{self, Unread};
+use super::typos::{KnownFields, Unread};
 use serde_json::{Map, Value};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -184,10 +184,11 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// The unknown fields in and below this object, which is at `path` in an `operate_proc_v2` request.
-    pub fn unread(&self, path: &str) -> Vec<Unread> {
+    /// The unknown fields in and below this object, which is at `path` in the request whose fields are
+    /// `known`. That is called for a sent request only, because the fields become known by a recording.
+    pub fn unread(&self, path: &str, known: fn() -> &'static KnownFields) -> Vec<Unread> {
         match self.source {
-            RequestSource::Sent(fields) => typos::inside(fields, path, &self.path),
+            RequestSource::Sent(fields) => known().unread(fields, path, &self.path),
             RequestSource::Recorded(_) => Vec::new(),
         }
     }

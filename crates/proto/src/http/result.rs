@@ -1,14 +1,11 @@
 //! `get_proc_operate_result_v2`.
 
-use super::content;
+use super::content::{self, OpContext};
 use super::fault::Faults;
 use super::keyed::Keyed;
 use super::read::{Reader, RequestBody};
 use procfleet_core::code::Code;
-use procfleet_core::id::{AgentId, ProcKey};
-use procfleet_core::op::{OpKind, Outcome};
-use procfleet_core::request::Target;
-use procfleet_core::spec::Spec;
+use procfleet_core::op::Outcome;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -32,16 +29,6 @@ pub struct OpResult {
     /// A JSON text inside JSON; empty while the op is open.
     #[schemars(schema_with = "content::text_schema")]
     pub content: String,
-}
-
-/// The properties of an op that its result needs.
-#[derive(Clone, Copy, Debug)]
-pub struct OpContext<'a> {
-    pub proc: &'a ProcKey,
-    pub kind: OpKind,
-    pub spec: Option<&'a Spec>,
-    pub target: &'a Target,
-    pub agent: Option<&'a AgentId>,
 }
 
 impl OpResult {

@@ -1,9 +1,9 @@
 //! `get_proc_status`, `get_proc_status_v2` and `sync_proc_status`: the last reports of the agents about their
 //! procs.
 
-use super::batch::read_targets;
+use super::batch::{Suppliers, read_targets};
 use super::fault::Faults;
-use super::operate::{Suppliers, read_meta};
+use super::operate::read_meta;
 use super::read::{Reader, RequestBody};
 use crate::state::ProcReport;
 use procfleet_core::id::{AgentId, Host, ProcKey};

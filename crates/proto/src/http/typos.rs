@@ -1,15 +1,12 @@
 //! Unknown fields, and suggestions for fields that look like typos.
 //!
 //! GSE's callers send additional fields, so an unknown field is not a fault. But `strat_cmd` is most likely a
-//! typo of `start_cmd` and causes a warning. The known names come from the reading code itself, which runs
-//! against a recorder as for the API's document, so there is no second list.
+//! typo of `start_cmd` and causes a warning. The known names come from the reading code itself
+//! (`operate::unread_fields`), so there is no second list.
 
-use super::operate;
-use super::read::RequestBody;
-use super::record::{FieldRecord, Recorder, Shape};
+use super::record::{FieldRecord, Shape};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::OnceLock;
 
 /// A field that the parsing code does not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,45 +17,16 @@ pub struct Unread {
     pub meant: Option<String>,
 }
 
-/// All unknown fields of an `operate_proc_v2` request.
-pub fn in_request(request: &Map<String, Value>) -> Vec<Unread> {
-    known().unread(request, "", "")
-}
-
-/// The unknown fields of the object at `path` (`spec`) of such a request. `shown`: the object's path in the
-/// request that was sent, for messages.
-pub(super) fn inside(object: &Map<String, Value>, path: &str, shown: &str) -> Vec<Unread> {
-    known().unread(object, path, shown)
-}
-
 /// Known field names by the path of their object. Paths of lists end with `[]`.
 #[derive(Debug, Default)]
-struct KnownFields {
+pub struct KnownFields {
     names: BTreeMap<String, BTreeSet<String>>,
     /// Paths of fields that hold an object or a list of objects, with the path of that object.
     inner: BTreeMap<String, String>,
 }
 
-fn known() -> &'static KnownFields {
-    static KNOWN: OnceLock<KnownFields> = OnceLock::new();
-    KNOWN.get_or_init(|| {
-        let mut known = KnownFields::default();
-        // The parsing code branches on these two. register_proc_info reads the same fields and requires more
-        // of them.
-        for auto_type in 0..=2 {
-            for op_type in operate::OP_TYPES {
-                let recorder = Recorder::with(&[("op_type", op_type), ("auto_type", auto_type)]);
-                // Only the recording is of interest; an empty request always fails to parse.
-                let _ = operate::operate_proc_v2(RequestBody::from(&recorder));
-                known.add(&recorder.into_record());
-            }
-        }
-        known
-    })
-}
-
 impl KnownFields {
-    fn add(&mut self, record: &FieldRecord) {
+    pub(super) fn add(&mut self, record: &FieldRecord) {
         for (path, shape) in &record.fields {
             self.name(path);
             match shape {
@@ -79,7 +47,9 @@ impl KnownFields {
         self.names.entry(parent.to_owned()).or_default().insert(name.to_owned());
     }
 
-    fn unread(&self, object: &Map<String, Value>, path: &str, shown: &str) -> Vec<Unread> {
+    /// The unknown fields in and below the object at `path` (`spec`). `shown`: the object's path in the
+    /// request that was sent, for messages.
+    pub(super) fn unread(&self, object: &Map<String, Value>, path: &str, shown: &str) -> Vec<Unread> {
         let names = self.names.get(path);
         let mut found = Vec::new();
         for (name, value) in object {
@@ -159,6 +129,7 @@ fn distance(one: &str, other: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::operate::unread_fields;
     use serde_json::json;
 
     #[test]
@@ -192,7 +163,7 @@ mod tests {
         });
         let Value::Object(request) = request else { panic!("an object") };
         let found: Vec<(String, Option<String>)> =
-            in_request(&request).into_iter().map(|unread| (unread.path, unread.meant)).collect();
+            unread_fields(&request).into_iter().map(|unread| (unread.path, unread.meant)).collect();
         let expected = [
             ("hots", Some("hosts")),
             ("hosts[0].bk_cloud", None),

@@ -1,9 +1,10 @@
 //! The table of APIs: the code that reads the requests of each, and its other properties.
 
 use super::words::Words;
+use crate::http::batch::Suppliers;
 use crate::http::fault::Faults;
 use crate::http::job::HOSTING;
-use crate::http::operate::{self, OP_TYPES, Suppliers};
+use crate::http::operate::{self, OP_TYPES};
 use crate::http::read::RequestBody;
 use crate::http::{
     agents, groups, job, logs, manage, query, result, servers, status, task_state, upgrade, users,

@@ -3,9 +3,9 @@
 use super::permission::Permission;
 use crate::http::agents::{AgentAlive, AgentView, alive_row};
 use crate::http::batch::NamedHost;
-use crate::http::content::{self, Rendered};
+use crate::http::content::{self, OpContext, Rendered};
 use crate::http::keyed::Keyed;
-use crate::http::result::{OpContext, OpResult as GseResult};
+use crate::http::result::OpResult as GseResult;
 use procfleet_core::code::Code;
 use procfleet_core::id::{Host, ProcKey};
 use procfleet_core::op::Outcome;

@@ -1,10 +1,9 @@
 //! One element of `process_infos`, as each of the three APIs has it.
 
 use super::script;
+use crate::http::batch::LONGEST_NAME;
 use crate::http::fault::Faults;
-use crate::http::operate::{
-    LONGEST_CYCLE, LONGEST_NAME, LONGEST_PATH, LONGEST_WAIT, read_control, warn_of_relative_paths,
-};
+use crate::http::operate::{LONGEST_CYCLE, LONGEST_PATH, LONGEST_WAIT, read_control, warn_of_relative_paths};
 use crate::http::read::Reader;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
