@@ -20,8 +20,8 @@ use tokio::runtime::Runtime;
 
 /// How often free memory is returned to the kernel.
 const MEMORY: Duration = Duration::from_secs(60);
-/// Fewest and most arenas of the allocator.
-const ARENAS: (usize, usize) = (2, 8);
+/// Most arenas of the allocator.
+const ARENAS: usize = 16;
 
 #[derive(clap::Args)]
 #[group(skip)]
@@ -218,11 +218,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     })
 }
 
-/// With an arena of the allocator for each of its worker threads, within limits: with glibc's default, almost
-/// half of a server's memory was free and spread over 16 arenas.
+/// With an arena of the allocator for each of the busy threads: the workers of this runtime and of the
+/// link's, and the writer of the store. With fewer they wait for one another's arenas, which cost a fifth of
+/// the tasks accepted in a second. With glibc's default, almost half of a server's memory was free and spread
+/// over eight arenas for each core.
 pub(crate) fn runtime() -> Result<Runtime> {
-    let workers = std::thread::available_parallelism().map_or(ARENAS.0, NonZero::get);
-    procfleet_program::memory::limit_arenas(workers.clamp(ARENAS.0, ARENAS.1));
+    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
+    procfleet_program::memory::limit_arenas((2 * workers + 1).min(ARENAS));
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")
 }
 

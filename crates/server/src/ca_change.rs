@@ -261,7 +261,8 @@ mod tests {
         use super::*;
         use crate::clock::Clock;
         use crate::pki::CaStart;
-        use crate::startup::ca::{CaOpening, open};
+        use crate::startup::ca::open;
+        use crate::startup::ca_opening::CaOpening;
         use crate::workers::ca_follower::CaFollower;
         use procfleet_store::{CertificateRecord, JoiningAgent, NewToken, Replaces, TokenUse};
         use procfleet_testkit::{Cluster, PATIENCE};

@@ -45,9 +45,8 @@ use crate::presences::Presences;
 use crate::proxies::TrustedProxies;
 use crate::refusal_log::RefusalLog;
 use crate::sessions::{AgentQuestions, Link, Questions};
-use crate::startup::ca::{CaOpening, CaStartError};
+use crate::startup::ca_opening::{CaOpening, CaStartError, SealStartError};
 use crate::startup::restored;
-use crate::startup::sealed_ca::SealStartError;
 use crate::startup::setup::{self, Reached, SetupError};
 use crate::usecase::{OwnServer, Services};
 use crate::workers::ca_follower::CaFollower;
@@ -353,6 +352,7 @@ impl Server {
         let router = http::router(services.clone());
         parts.spawn("the API's port", http::port::serve(api_listener, router, tls, proxies, stopped));
         info!(%api, %link, "server is up");
+        services.store.check_in_background()?;
         Ok(Server {
             url,
             api,

@@ -11,6 +11,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use std::sync::atomic::Ordering;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CodeLabel {
@@ -114,6 +115,7 @@ pub struct Metrics {
     pub tasks_deleted: Counter,
     pub late_reports: Counter,
     pub agent_log_lines_dropped: Counter,
+    store_clock_jumps: Counter,
     outcomes: Family<CodeLabel, Counter>,
     calls: Family<CallLabels, Counter>,
     events: Family<EventLabel, Counter>,
@@ -165,6 +167,9 @@ impl Metrics {
         let agent_log_lines_dropped = Counter::default();
         let help = "Lines of agents' own logs that were lost because they could not be written";
         registry.register("agent_log_lines_dropped", help, agent_log_lines_dropped.clone());
+        let store_clock_jumps = Counter::default();
+        let help = "Jumps of the clock of a shared database, which the store's time does not follow";
+        registry.register("store_clock_jumps", help, store_clock_jumps.clone());
         let proxy_headers = Family::default();
         let help = "Connections of trusted proxies that were closed because of their PROXY header, by reason";
         registry.register("proxy_headers_refused", help, proxy_headers.clone());
@@ -181,6 +186,7 @@ impl Metrics {
             tasks_deleted,
             late_reports,
             agent_log_lines_dropped,
+            store_clock_jumps,
             outcomes,
             calls,
             events,
@@ -256,6 +262,11 @@ impl Metrics {
             Exit::Unknown => "unknown",
         };
         self.exits.get_or_create(&ExitLabel { how }).inc();
+    }
+
+    /// The store's own count, which only grows.
+    pub fn set_store_clock_jumps(&self, jumps: u64) {
+        self.store_clock_jumps.inner().store(jumps, Ordering::Relaxed);
     }
 
     pub fn text(&self) -> String {

@@ -1,29 +1,46 @@
 //! The agents that are or were connected to this life of the server, and when each was last heard.
 
 use crate::metrics::Metrics;
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::AgentId;
 use procfleet_store::clock::WallMs;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// When the last message of an agent arrived, heartbeats included, in wall time. Kept in memory, because the
-/// session updates it for every message; stored when the session ends.
+/// When an agent was last heard in its session. Kept in memory, because the session updates it for every
+/// message.
 #[derive(Clone, Debug)]
-pub struct LastHeard(Arc<AtomicI64>);
+pub struct LastHeard(Arc<HeardTimes>);
+
+#[derive(Debug)]
+struct HeardTimes {
+    /// When the last message arrived, heartbeats included, in wall time. Stored when the session ends.
+    heard: AtomicI64,
+    /// When states of the agent were last stored, by the boot-time clock; 0: not in this session.
+    states_stored: AtomicU64,
+}
 
 impl LastHeard {
     pub fn at(now: WallMs) -> LastHeard {
-        LastHeard(Arc::new(AtomicI64::new(now)))
+        LastHeard(Arc::new(HeardTimes { heard: AtomicI64::new(now), states_stored: AtomicU64::new(0) }))
     }
 
     pub(crate) fn set(&self, now: WallMs) {
-        self.0.store(now, Ordering::Relaxed);
+        self.0.heard.store(now, Ordering::Relaxed);
     }
 
     pub fn get(&self) -> WallMs {
-        self.0.load(Ordering::Relaxed)
+        self.0.heard.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn states_stored(&self, now: BootTime) {
+        self.0.states_stored.store(now.0, Ordering::Relaxed);
+    }
+
+    fn states_stored_at(&self) -> BootTime {
+        BootTime(self.0.states_stored.load(Ordering::Relaxed))
     }
 }
 
@@ -65,6 +82,14 @@ impl Presences {
             LinkState::Connected(heard) => heard.get(),
             LinkState::Away(absence) => absence.heard_at,
         })
+    }
+
+    /// Whether states of its session were stored after this time.
+    pub(crate) fn has_stored_since(&self, agent: &AgentId, time: BootTime) -> bool {
+        match self.read().get(agent) {
+            Some(LinkState::Connected(heard)) => heard.states_stored_at() > time,
+            Some(LinkState::Away(_)) | None => false,
+        }
     }
 
     /// The end of its last session. `None`: it is connected, or has had no session in this life of the

@@ -1,7 +1,7 @@
-//! Paths of the files of a database.
+//! The files of a database.
 
-use std::fs::File;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// The path with an ending appended, such as `-wal`.
@@ -14,6 +14,24 @@ pub fn beside(database: &Path, ending: &str) -> PathBuf {
 /// Makes creations and renames in the folder of a file durable.
 pub fn sync_folder(file: &Path) -> io::Result<()> {
     File::open(folder_of(file))?.sync_all()
+}
+
+/// Replaces a small file by renaming, so that a crash leaves the old or the new content. Only the owner can
+/// read the file.
+pub fn replace_file(file: &Path, content: &str) -> io::Result<()> {
+    let draft = beside(file, ".new");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut written = options.open(&draft)?;
+    let done = written.write_all(content.as_bytes()).and_then(|()| written.sync_all());
+    if let Err(error) = done {
+        let _ = std::fs::remove_file(&draft);
+        return Err(error);
+    }
+    std::fs::rename(&draft, file)?;
+    sync_folder(file)
 }
 
 /// The folder of a file.

@@ -20,7 +20,7 @@ mod wal;
 mod writer;
 
 pub use error::{explain, is_damage};
-pub use files::{beside, sync_folder};
+pub use files::{beside, replace_file, sync_folder};
 pub use integrity::{CheckError, DatabaseFile, FileFault, inspect, quick_check, quick_check_table, tables};
 pub use migrations::{Migrations, VersionError};
 pub use reserve::{Reserve, keep_log};

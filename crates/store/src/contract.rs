@@ -50,8 +50,15 @@ contract! {
     /// A task with all of its ops in order, seen at one moment.
     fn task_results(id: TaskId) -> Option<(TaskRecord, Vec<OpRecord>)>;
 
-    /// A task with some of its ops after the one with this index, in order, seen at one moment.
-    fn task_page(id: TaskId, filter: OpFilter, after: Option<u32>, limit: u32) -> Option<TaskPage>;
+    /// A task with some of its ops after the one with this index, in order, seen at one moment. `select`
+    /// means hosts; without a term it means all, and ops without an agent.
+    fn task_page(
+        id: TaskId,
+        filter: OpFilter,
+        select: Vec<Term>,
+        after: Option<u32>,
+        limit: u32,
+    ) -> Option<TaskPage>;
 
     /// Newest first, and without their requests; and how many there are on all pages.
     fn list_tasks(filter: TaskFilter, after: Option<TaskId>, limit: u32) -> TaskListPage;
@@ -267,8 +274,8 @@ contract! {
     /// Replaces all groups of an agent. Returns how many namespaces were dropped, as `put_process_groups`.
     fn replace_process_groups(agent: &AgentId, epoch: Epoch, groups: Vec<GroupsRecord>) -> usize;
 
-    /// The groups of a namespace, ordered by agent.
-    fn process_groups(namespace: &str) -> HashMap<AgentId, Vec<ProcessGroup>>;
+    /// The groups of these agents in a namespace. An agent without groups is left out.
+    fn process_groups(namespace: &str, agents: Vec<AgentId>) -> HashMap<AgentId, Vec<ProcessGroup>>;
 
     // Events and webhooks
 

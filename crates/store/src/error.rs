@@ -1,7 +1,7 @@
 //! Errors of the store, one variant for each thing that a caller can do. They contain no type of a driver.
 
 use crate::CopyRefusal;
-use procfleet_core::AgentId;
+use procfleet_core::{AgentId, TaskId};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub enum StoreError {
     )]
     Damaged { path: PathBuf, reason: String },
     #[error(
-        "{0}-wal belongs to another file than {0}: somebody has put another store, perhaps a backup, in the place of the last. Both were left as \
+        "{0}-wal belongs to another file than {0}: {0} was replaced by another store, perhaps a backup. Both were left as \
          they are. Put the backup in place with `procfleet store restore`. To use {0} as it is, move {0}-wal and {0}-shm away",
         path.display()
     )]
@@ -48,8 +48,8 @@ pub enum StoreError {
     #[error("`procfleet store copy` is writing to {store}; start the server after it has ended")]
     BeingCopied { store: String },
     #[error(
-        "{} is {how}, and this server had one: {} is there. Put the last backup in its place with `procfleet store restore`. To begin anew without its agents, \
-         apps and tasks, so that every host has to join again, move that certificate away",
+        "{} is {how}, but {} shows that this data folder had a store. Put the last backup in its place with `procfleet store restore`. To start with \
+         an empty store, move that certificate away; every host must then join again",
         path.display(), later.display()
     )]
     Lost { path: PathBuf, how: &'static str, later: PathBuf },
@@ -91,6 +91,14 @@ pub enum StoreError {
         doing: &'static str,
         #[source]
         source: DriverError,
+    },
+    /// The task is stored, will be, or is not: the database stopped answering, or the connection ended, while
+    /// the task was created.
+    #[error("it is not known whether task {task} is stored")]
+    TaskUncertain {
+        task: TaskId,
+        #[source]
+        source: Box<StoreError>,
     },
     /// This server did not reach the database for a while, and others have declared it dead.
     #[error("other servers have declared this one dead; it goes on as a new one")]

@@ -25,7 +25,7 @@ pub use copy::copy;
 pub use error::{DriverError, StoreError};
 pub use membership::{
     DrainOutcome, Lease, LivingServer, Membership, MembershipView, ServerId, ServerIntro, ServerLoad,
-    ServerRecord, ServerState, Wake, WakeMode,
+    ServerRecord, ServerState, StoreLoss, Wake, WakeMode,
 };
 pub use postgres::{StoreUrl, UrlFault};
 pub use sqlite::{StoreLock, backup, lock, named, restore};
@@ -81,6 +81,16 @@ impl Store {
         match &self.engine {
             Engine::Sqlite(store) => store.fill_reserve(),
             Engine::Postgres(_) => {}
+        }
+    }
+
+    /// Begins the check of a store that is too large to be checked when it is opened. To be called when the
+    /// server is up, which the check must not delay. [`Store::failed`] returns if it finds damage.
+    pub fn check_in_background(&self) -> Result<(), StoreError> {
+        match &self.engine {
+            Engine::Sqlite(store) => store.check_in_background(),
+            // The database checks its own pages.
+            Engine::Postgres(_) => Ok(()),
         }
     }
 

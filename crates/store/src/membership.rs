@@ -5,8 +5,8 @@
 //! [`procfleet_core::membership`].
 
 use crate::clock::boot_now;
-use procfleet_core::TaskId;
 use procfleet_core::membership::OwnBeat;
+use procfleet_core::{BootTime, TaskId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,7 +76,7 @@ pub struct ServerLoad {
 pub enum WakeMode {
     /// Notifications of the database arrive.
     Notified,
-    /// They do not, and the server looks more often.
+    /// Notifications do not arrive, and the server polls more often.
     Polling,
 }
 
@@ -104,7 +104,7 @@ pub struct ServerRecord {
     pub leases: Vec<String>,
 }
 
-/// What became of the wish to drain a server.
+/// The result of a request to drain a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainOutcome {
     Done,
@@ -123,6 +123,27 @@ pub struct LivingServer {
     pub drains: bool,
 }
 
+/// Changes of this server that a shared store may have lost: its database failed over or was restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreLoss {
+    /// How often that happened while this server ran.
+    pub times: u64,
+    /// Nothing that was confirmed before this time is lost.
+    pub safe_until: BootTime,
+}
+
+impl Default for StoreLoss {
+    fn default() -> StoreLoss {
+        StoreLoss { times: 0, safe_until: BootTime(0) }
+    }
+}
+
+impl StoreLoss {
+    pub(crate) fn again(self, safe_until: BootTime) -> StoreLoss {
+        StoreLoss { times: self.times + 1, safe_until }
+    }
+}
+
 /// The servers of the store, as this one saw them last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MembershipView {
@@ -134,6 +155,7 @@ pub struct MembershipView {
     pub drains: bool,
     /// Changes whenever a server has ended, also one that was never seen alive.
     pub ended: i64,
+    pub loss: StoreLoss,
 }
 
 impl MembershipView {
@@ -182,6 +204,7 @@ struct Shared {
     notified: AtomicBool,
     /// What is added to a boot time to get the store's time.
     offset: AtomicI64,
+    clock_jumps: AtomicU64,
     incoming: broadcast::Sender<Wake>,
     outgoing: Option<mpsc::Sender<Wake>>,
     intro: Mutex<ServerIntro>,
@@ -215,6 +238,7 @@ impl Membership {
             load: Default::default(),
             notified: AtomicBool::new(false),
             offset: AtomicI64::new(0),
+            clock_jumps: AtomicU64::new(0),
             incoming: broadcast::channel(WAKES).0,
             outgoing,
             intro: Mutex::default(),
@@ -283,6 +307,11 @@ impl Membership {
         self.is_shared().then(|| self.shared.offset.load(Ordering::Relaxed))
     }
 
+    /// How often this server has seen the database's clock jump.
+    pub fn clock_jumps(&self) -> u64 {
+        self.shared.clock_jumps.load(Ordering::Relaxed)
+    }
+
     /// Figures that were set last.
     pub fn load(&self) -> ServerLoad {
         ServerLoad {
@@ -305,6 +334,10 @@ impl Membership {
 
     pub(crate) fn set_offset(&self, offset: i64) {
         self.shared.offset.store(offset, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_clock_jumps(&self, jumps: u64) {
+        self.shared.clock_jumps.store(jumps, Ordering::Relaxed);
     }
 
     pub(crate) fn set_wake_mode(&self, mode: WakeMode) {

@@ -1,17 +1,17 @@
 //! The other servers of a shared store: what they have announced, what they took over, and who was declared
 //! dead. A server that is alone has none of this, and pays nothing for it.
 
+use super::sessions::{NewSession, Session};
 use super::table::reason_of;
-use super::work::Work;
-use super::{RETRY, sessions::NewSession};
+use super::{RETRY, Work};
 use crate::session_channel::CutReason;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::RESTART_GRACE;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::rebalance::{self, ServerShare};
 use procfleet_store::{
-    EndedBy, Lease, Membership, MembershipView, OpScope, OpenOpRow, ServerId, ServerLoad, Store, Wake,
-    WakeMode,
+    EndedBy, Lease, Membership, MembershipView, OpScope, OpenOpRow, ServerId, ServerLoad, Store, StoreError,
+    Wake, WakeMode,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -38,8 +38,11 @@ pub(super) struct Cluster {
     had_unheld: bool,
     /// How many servers had ended by then.
     ended: i64,
-    /// The table lacks ops of agents that this server has begun to decide about.
+    /// The table lacks ops that this server decides about: of agents that it has begun to decide about, or
+    /// all of them.
     reload: bool,
+    /// How often the database went back in time, as far as the table has followed.
+    losses: u64,
     /// Sessions whose ops are still to be read.
     pub(super) connecting: Vec<NewSession>,
     /// Agents whose session ended before their ops were read. This server decides about these ops
@@ -72,6 +75,7 @@ impl Cluster {
             had_unheld: false,
             ended: 0,
             reload: false,
+            losses: 0,
             connecting: Vec::new(),
             left: BTreeSet::new(),
             epochs: HashMap::new(),
@@ -174,12 +178,12 @@ impl Work {
                 self.cluster.dismissals_at = now;
                 self.changes.send_modify(|generation| *generation += 1);
             }
-            // Others follow these.
+            // Handled by `workers/wakes.rs`.
             Wake::Events | Wake::Ca => {}
         }
     }
 
-    /// Does what the other servers make necessary. What fails is tried again.
+    /// Follows the other servers: members, leases, new tasks. A read that fails is repeated.
     pub(super) async fn follow_cluster(&mut self) {
         if !self.cluster.is_shared() {
             return;
@@ -200,7 +204,7 @@ impl Work {
                 Err(error) => {
                     error!(
                         error = &error as &dyn std::error::Error,
-                        "reading the open ops of agents without a living server failed; trying again every second"
+                        "reading the open ops failed; ops that this server does not know yet wait, and the read is tried again every second"
                     );
                     self.retry_at = Some(self.clock.now() + RETRY);
                 }
@@ -225,6 +229,12 @@ impl Work {
         let view = self.cluster.view.borrow_and_update().clone();
         if view.run != self.cluster.run {
             self.begin_anew(view.run);
+        }
+        let losses = view.loss.times - self.cluster.losses;
+        if losses > 0 {
+            self.cluster.losses = view.loss.times;
+            // The times of earlier ones are not known any more.
+            self.go_back(if losses == 1 { view.loss.safe_until } else { BootTime(0) });
         }
         let alive: BTreeSet<ServerId> = view.alive.keys().copied().collect();
         let has_unheld = view.leases.contains(&Lease::Unheld);
@@ -274,17 +284,47 @@ impl Work {
             session.sender.cut(CutReason::Fenced);
         }
         self.cut_sessions_of_other_runs(run);
+        self.forget_table();
+        self.cluster.run = run;
+        self.cluster.had_unheld = false;
+    }
+
+    /// The database went back in time. Sessions, states and outcomes that this server has stored after
+    /// `safe_until` may be lost. Agents with such sessions and states connect again: the store then has their
+    /// sessions, and they send all their states. All open ops are read again; those whose outcome is lost are
+    /// sent again, and their agents answer from their journals.
+    pub(super) fn go_back(&mut self, safe_until: BootTime) {
+        let is_in_doubt = |(agent, session): &(&AgentId, &Session)| {
+            session.began > safe_until || self.presences.has_stored_since(agent, safe_until)
+        };
+        let agents: Vec<AgentId> =
+            self.sessions.iter().filter(is_in_doubt).map(|(agent, _)| agent.clone()).collect();
+        warn!(
+            agents = agents.len() + self.cluster.connecting.len(),
+            ops = self.ops.len(),
+            "the database failed over or was restored: open ops are read again, and agents whose last reports may be lost connect again"
+        );
+        self.ask_to_reconnect(agents);
+        for session in self.sessions.values_mut() {
+            session.unconfirmed = 0;
+            session.backlog.clear();
+        }
+        self.forget_table();
+        // Cancellations may be lost, too.
+        self.cluster.known.values_mut().for_each(|cancelled| *cancelled = false);
+    }
+
+    /// Forgets all ops, which are to be read again. The known tasks stay: the next look releases the capacity
+    /// of those that have ended meanwhile.
+    fn forget_table(&mut self) {
         self.ops.clear();
         self.by_agent.clear();
         self.back_by.clear();
         self.timers.clear();
         self.dirty.clear();
-        // Reports of agents are true, whoever writes them.
+        // Outcomes that agents have reported stay valid; decisions of this server do not.
         self.finished.retain(|finished| matches!(finished.by, EndedBy::Agent(_)));
         self.cluster.epochs.clear();
-        // The known tasks stay: the next look releases the capacity of those that have ended meanwhile.
-        self.cluster.run = run;
-        self.cluster.had_unheld = false;
         self.cluster.reload = true;
         self.verdicts_from = self.clock.now() + RESTART_GRACE;
     }
@@ -359,6 +399,22 @@ impl Work {
         for op in ended {
             self.forget(op);
         }
+    }
+
+    /// Adds earlier tasks that this server has not read to those that it is about to read. Another server has
+    /// accepted them, and its wake-up may be late or lost. The ops of an agent are sent in the order in which
+    /// their tasks were accepted, so that a stop does not arrive before the start that it is meant for.
+    pub(super) async fn find_earlier(&mut self) -> Result<(), StoreError> {
+        if !self.cluster.is_shared() {
+            return Ok(());
+        }
+        let newest = self.unread.iter().map(|task| task.number).max();
+        let open = self.store.open_tasks().await?.into_iter().map(|task| task.id);
+        let is_unread = |task: &TaskId| !self.cluster.known.contains_key(task);
+        self.unread.extend(open.filter(|task| Some(task.number) < newest && is_unread(task)));
+        self.unread.sort_unstable_by_key(|task| task.number);
+        self.unread.dedup();
+        Ok(())
     }
 
     /// Looks at all open tasks: which are new, which were cancelled, and which have ended elsewhere. Never by

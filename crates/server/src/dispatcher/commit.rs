@@ -1,7 +1,6 @@
 //! Writing outcomes in batches and acknowledging them after the commit.
 
-use super::RETRY;
-use super::work::Work;
+use super::{RETRY, Work};
 use crate::session_channel::{CutReason, Undelivered};
 use procfleet_core::dispatch::OpProgress;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};

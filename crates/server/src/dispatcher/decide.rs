@@ -1,7 +1,6 @@
 //! Carries out the decisions of [`dispatch`] about ops that are due: send, wait, or end.
 
-use super::RETRY;
-use super::work::Work;
+use super::{RETRY, Work};
 use crate::session_channel::{CutReason, Undelivered};
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::{
@@ -21,7 +20,10 @@ impl Work {
                 self.dirty.insert(op);
             }
         }
-        for op in std::mem::take(&mut self.dirty) {
+        // In the order of acceptance. Stamps do not tell it: the clocks of two servers differ by moments.
+        let mut due: Vec<OpId> = std::mem::take(&mut self.dirty).into_iter().collect();
+        due.sort_unstable_by_key(|op| (op.task.number, op.index));
+        for op in due {
             self.decide(now, op);
         }
     }

@@ -16,7 +16,7 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `mod.rs` | the handle and the messages |
+//! | `mod.rs` | the handle, the messages and the state |
 //! | `work.rs` | the loop: takes messages until nothing is due |
 //! | `table.rs` | the open ops and their timers |
 //! | `decide.rs` | what to do with an op that is due, and sending it |
@@ -38,15 +38,19 @@ use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::presences::{LastHeard, Presences};
 use crate::session_channel::SessionSender;
+use cluster::Cluster;
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::RESTART_GRACE;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_program::Parts;
-use procfleet_store::{ServerId, Store, StoreError, Wake};
+use procfleet_store::{Finished, ServerId, Store, StoreError, Wake};
+use sessions::Session;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+use table::Entry;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use work::Work;
 
 /// Capacity of the message queue. Reports arrive in batches, so this is far more than one round of a large
 /// fleet. A session that finds the queue full waits (back-pressure), and so does its agent.
@@ -120,6 +124,38 @@ pub struct AgentCapabilities {
     pub changes: bool,
     /// Refuses ops on OS accounts that their app may not use.
     pub limits_accounts: bool,
+}
+
+/// The state of the dispatcher. Each file adds the methods of its idea.
+struct Work {
+    store: Store,
+    cluster: Cluster,
+    clock: Clock,
+    presences: Presences,
+    metrics: Arc<Metrics>,
+    /// Counts the open ops; ended ops free capacity for others.
+    backlog: Backlog,
+    changes: watch::Sender<u64>,
+    /// Boxed: a table of unboxed entries would be the largest object in memory, and twice as large while it
+    /// grows.
+    ops: HashMap<OpId, Box<Entry>>,
+    by_agent: HashMap<AgentId, BTreeSet<OpId>>,
+    sessions: HashMap<AgentId, Session>,
+    /// Until when an agent that is away may reconnect before its ops are decided without it.
+    back_by: HashMap<AgentId, BootTime>,
+    /// Agents that were retired or revoked, with the reason.
+    dismissed: HashMap<AgentId, String>,
+    /// As `back_by`, for agents that have not connected since the server's own start.
+    verdicts_from: BootTime,
+    timers: BTreeSet<(BootTime, OpId)>,
+    /// Ops to decide about.
+    dirty: BTreeSet<OpId>,
+    finished: Vec<Finished>,
+    /// Tasks whose ops are still to be read from the store.
+    unread: Vec<TaskId>,
+    /// Released when the reports that they belong to are written.
+    report_permits: Vec<OwnedSemaphorePermit>,
+    retry_at: Option<BootTime>,
 }
 
 /// The handle of the dispatcher.

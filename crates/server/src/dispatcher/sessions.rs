@@ -1,7 +1,6 @@
 //! The connected agents: sessions that come, go, are replaced or dismissed.
 
-use super::AgentCapabilities;
-use super::work::Work;
+use super::{AgentCapabilities, Work};
 use crate::presences::LastHeard;
 use crate::session_channel::{CutReason, SessionSender};
 use procfleet_core::boot_time::BootTime;
@@ -19,8 +18,8 @@ use tracing::{info, warn};
 const COME_BACK: Duration = Duration::from_millis(500);
 const SPREAD_EACH: Duration = Duration::from_millis(2);
 const SPREAD: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
-/// The highest spread if they go to other servers: well below `RESTART_GRACE`, for which those wait before
-/// they decide without an agent.
+/// The highest spread if servers go on meanwhile: well below `RESTART_GRACE`, for which they wait before they
+/// decide without an agent.
 const SPREAD_ELSEWHERE: Duration = Duration::from_secs(30);
 
 /// Agents that are sent away go within this time (jitter).
@@ -191,6 +190,27 @@ impl Work {
                 // An agent that does not read now is told later.
                 session.sent_away = session.sender.try_send(Body::Drain(drain)).is_ok();
             }
+        }
+    }
+
+    /// Ends the sessions of these agents, and of those that are connecting. The agents connect again within a
+    /// spread, to any server.
+    pub(super) fn ask_to_reconnect(&mut self, agents: Vec<AgentId>) {
+        let connecting = std::mem::take(&mut self.cluster.connecting);
+        let count = u32::try_from(agents.len() + connecting.len()).unwrap_or(u32::MAX);
+        let spread = SPREAD_EACH.saturating_mul(count).clamp(SPREAD.0, SPREAD_ELSEWHERE);
+        let drain = Drain { after_ms: 0, spread_ms: millis(spread), elsewhere: false };
+        let mut senders: Vec<SessionSender> = connecting.into_iter().map(|session| session.sender).collect();
+        for agent in agents {
+            if let Some(session) = self.sessions.remove(&agent) {
+                self.presences.leave(&agent, self.clock.wall());
+                senders.push(session.sender);
+            }
+        }
+        for sender in senders {
+            // Dropping the sender ends the connection after this message is written. An agent that does not
+            // read connects again, too.
+            let _ = sender.try_send(Body::Drain(drain.clone()));
         }
     }
 

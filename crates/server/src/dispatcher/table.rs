@@ -1,7 +1,6 @@
 //! The table of open ops and their timers.
 
-use super::work::Work;
-use super::{RETIRED, RETRY, revoked};
+use super::{RETIRED, RETRY, Work, revoked};
 use crate::backlog::Load;
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::{Cancelling, OpProgress, OpenOp};
@@ -64,7 +63,11 @@ impl Work {
         if self.unread.is_empty() || !self.cluster.holds() {
             return;
         }
-        match self.store.open_ops(OpScope::Tasks(self.unread.clone())).await {
+        let read = match self.find_earlier().await {
+            Ok(()) => self.store.open_ops(OpScope::Tasks(self.unread.clone())).await,
+            Err(error) => Err(error),
+        };
+        match read {
             Ok(_) if !self.cluster.holds() => {}
             Ok(rows) => {
                 hit(Point::ServerDispatcherRead);
@@ -112,8 +115,8 @@ impl Work {
         self.add(rows);
     }
 
-    /// The agent has had a session at another server. It may have got there what this server has not sent,
-    /// and when it left this one does not count any longer.
+    /// The agent was connected to another server in between, which may have sent its ops. The grace period
+    /// of its earlier disconnect from this server is over.
     fn was_elsewhere(&mut self, agent: &AgentId) {
         self.back_by.remove(agent);
         for op in self.by_agent.get(agent).into_iter().flatten() {
@@ -169,7 +172,7 @@ impl Work {
             ops.remove(&op);
             if ops.is_empty() {
                 self.by_agent.remove(&agent);
-                // The last session is needed for as long as `back_by` counts, which is about it.
+                // An entry of `back_by` refers to this epoch.
                 if !self.sessions.contains_key(&agent) && !self.back_by.contains_key(&agent) {
                     self.cluster.epochs.remove(&agent);
                 }

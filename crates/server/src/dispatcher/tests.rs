@@ -19,6 +19,8 @@ use procfleet_store::{
 use std::future::pending;
 use tempfile::TempDir;
 
+mod loss;
+mod poll;
 mod rebalance;
 mod takeover;
 
@@ -92,6 +94,20 @@ impl Fixture {
         end: i64,
         ahead: i64,
     ) -> Vec<OpId> {
+        let task = self.new_task(spec, ops, ago, begin, end, ahead);
+        let task = self.store.create_task(task).await.expect("a task");
+        (0..ops).map(|index| OpId { task, index: u32::try_from(index).expect("few ops") }).collect()
+    }
+
+    fn new_task(
+        &self,
+        spec: Option<Spec>,
+        ops: usize,
+        ago: i64,
+        begin: i64,
+        end: i64,
+        ahead: i64,
+    ) -> NewTask {
         let accepted = self.ago(ago, ahead);
         let now = accepted.wall + ago;
         let op = NewOp {
@@ -103,7 +119,7 @@ impl Fixture {
             ended: None,
         };
         let proc = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
-        let task = NewTask {
+        NewTask {
             stamp: self.clock.stamp(),
             created_at: accepted.wall,
             mark: accepted.mark,
@@ -119,9 +135,7 @@ impl Fixture {
             ops: vec![op; ops],
             retry_of: None,
             audit: None,
-        };
-        let task = self.store.create_task(task).await.expect("a task");
-        (0..ops).map(|index| OpId { task, index: u32::try_from(index).expect("few ops") }).collect()
+        }
     }
 
     /// The reading of the clocks `millis` ago.

@@ -1,59 +1,26 @@
 //! The dispatcher's loop: takes messages, then decides and commits until nothing is due.
 
-use super::DispatcherMessage;
 use super::cluster::Cluster;
 use super::commit::BATCH;
-use super::sessions::{NewSession, Session};
-use super::table::Entry;
+use super::sessions::NewSession;
+use super::{DispatcherMessage, Work};
 use crate::backlog::Backlog;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 use crate::presences::Presences;
-use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::Cancelling;
-use procfleet_core::id::{AgentId, OpId, TaskId};
-use procfleet_store::{Finished, Store, StoreError, Wake};
+use procfleet_core::id::TaskId;
+use procfleet_store::{Store, StoreError, Wake};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 /// Tables of up to this many entries are not worth shrinking.
 const SMALL_TABLE: usize = 4_096;
 /// Longest sleep: tokio's timers do not count the time that the machine is suspended.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-
-pub(super) struct Work {
-    pub(super) store: Store,
-    pub(super) cluster: Cluster,
-    pub(super) clock: Clock,
-    pub(super) presences: Presences,
-    pub(super) metrics: Arc<Metrics>,
-    /// Counts the open ops; ended ops free capacity for others.
-    pub(super) backlog: Backlog,
-    pub(super) changes: watch::Sender<u64>,
-    /// Boxed: a table of unboxed entries would be the largest object in memory, and twice as large while it
-    /// grows.
-    pub(super) ops: HashMap<OpId, Box<Entry>>,
-    pub(super) by_agent: HashMap<AgentId, BTreeSet<OpId>>,
-    pub(super) sessions: HashMap<AgentId, Session>,
-    /// Until when an agent that is away may reconnect before its ops are decided without it.
-    pub(super) back_by: HashMap<AgentId, BootTime>,
-    /// Agents that were retired or revoked, with the reason.
-    pub(super) dismissed: HashMap<AgentId, String>,
-    /// As `back_by`, for agents that have not connected since the server's own start.
-    pub(super) verdicts_from: BootTime,
-    pub(super) timers: BTreeSet<(BootTime, OpId)>,
-    /// Ops to decide about.
-    pub(super) dirty: BTreeSet<OpId>,
-    pub(super) finished: Vec<Finished>,
-    /// Tasks whose ops are still to be read from the store.
-    pub(super) unread: Vec<TaskId>,
-    /// Released when the reports that they belong to are written.
-    pub(super) report_permits: Vec<OwnedSemaphorePermit>,
-    pub(super) retry_at: Option<BootTime>,
-}
 
 impl Work {
     /// With the open ops of the store. `grace`: how long agents that have not reconnected yet do not count as

@@ -4,6 +4,7 @@ use super::body::{self, BodyBudgets, Received};
 use super::body_budget::{BodyHolder, BodyShare};
 use super::connections::ConnectionInfo;
 use super::error::CallError;
+use super::family::CallFamily;
 use super::login;
 use super::throttle::LoginThrottle;
 use crate::usecase::support::access;
@@ -24,14 +25,6 @@ use serde_json::Value;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::time::Instant;
 use tracing::debug;
-
-/// The family of an API: each has its own envelope, and its own numbers for some errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallFamily {
-    /// Includes procfleet's own API.
-    Gse,
-    Job,
-}
 
 /// The input of a use case.
 pub(super) struct Call {

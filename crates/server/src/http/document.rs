@@ -2,6 +2,7 @@
 
 mod fields;
 mod page;
+mod values;
 
 use self::page::Language;
 use super::routes::Routes;

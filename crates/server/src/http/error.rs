@@ -4,7 +4,7 @@
 //! statuses make some of their clients raise before they read the message. JOB's callers know other numbers
 //! for a few of the errors.
 
-use super::call::CallFamily;
+use super::family::CallFamily;
 use super::idempotency;
 use crate::backlog::{self, Full};
 use crate::usecase::AppError;
@@ -69,7 +69,13 @@ impl CallError {
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
             CallError::App(
-                AppError::Full(_) | AppError::Store(StoreError::Away { .. } | StoreError::Uncertain { .. }),
+                AppError::Full(_)
+                | AppError::Store(
+                    StoreError::Away { .. }
+                    | StoreError::Uncertain { .. }
+                    | StoreError::TaskUncertain { .. }
+                    | StoreError::Fenced,
+                ),
             )
             | CallError::Crowded => Some(backlog::RETRY_AFTER),
             _ => None,
@@ -140,6 +146,19 @@ impl CallError {
                               stored: send it again under the same Idempotency-Key, or look for it in the list of tasks";
                 (StatusCode::SERVICE_UNAVAILABLE, Code::SystemError, reason.to_owned())
             }
+            CallError::App(AppError::Store(StoreError::TaskUncertain { task, .. })) => {
+                let reason = format!(
+                    "the database does not answer now, and it is not known whether the call was stored. If it was, it is task \
+                     {task}: ask for this task when the database answers again, or send the call again under the same \
+                     Idempotency-Key"
+                );
+                (StatusCode::SERVICE_UNAVAILABLE, Code::SystemError, reason)
+            }
+            CallError::App(AppError::Store(StoreError::Fenced)) => {
+                let reason = "this server has not reached the database for a while, and begins again as a new one. Nothing was \
+                              changed: send the call again";
+                (StatusCode::SERVICE_UNAVAILABLE, Code::SystemError, reason.to_owned())
+            }
             CallError::App(AppError::Store(source)) => {
                 error!(
                     error = source as &dyn std::error::Error,
@@ -204,5 +223,33 @@ fn of_family(family: CallFamily, code: Code) -> Code {
         (CallFamily::Job, Code::SystemError) => Code::JobFailure,
         // Logins, grants, tasks and limits have the same codes in both families.
         (CallFamily::Job, other) => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::id::TaskId;
+
+    /// A gateway and a caller try it again, at another server or a moment later.
+    #[test]
+    fn a_call_at_a_server_that_was_declared_dead_can_be_sent_again() {
+        let error = CallError::App(AppError::Store(StoreError::Fenced));
+        let (status, _, message) = error.answer(CallFamily::Gse);
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(message.contains("Nothing was changed"), "{message}");
+        assert!(error.retry_after().is_some());
+    }
+
+    #[test]
+    fn the_error_of_a_call_that_may_be_stored_names_its_task() {
+        let task = TaskId { stamp: 20_261_115_203_000, number: 7 };
+        let away = StoreError::Away { doing: "creating a task", reason: "no answer".to_owned() };
+        let error: CallError =
+            CallError::App(AppError::Store(StoreError::TaskUncertain { task, source: Box::new(away) }));
+        let (status, _, message) = error.answer(CallFamily::Gse);
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(message.contains(&task.to_string()), "{message}");
+        assert!(error.retry_after().is_some());
     }
 }

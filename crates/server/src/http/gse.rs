@@ -1,18 +1,20 @@
 //! GSE's process and agent APIs, of both generations, under every path that their callers use.
 
-use super::call::{Call, CallFamily, Reply};
+use super::call::{Call, Reply};
 use super::error::CallError;
+use super::family::CallFamily;
 use super::idempotency;
 use super::routes::{Routes, enveloped};
 use crate::usecase::results::KeyStyle;
 use crate::usecase::{agents, operate, process_groups, registration, results, status, task_state, upgrade};
 use procfleet_core::grants::GrantScope;
 use procfleet_proto::http::agents::{AgentAlive, AgentDetails, AgentInfo, AgentState};
+use procfleet_proto::http::batch::Suppliers;
 use procfleet_proto::http::document::Method;
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::groups::GroupInfos;
 use procfleet_proto::http::keyed::Keyed;
-use procfleet_proto::http::operate::{self as operate_shape, OperateCall, Suppliers, TaskAccepted};
+use procfleet_proto::http::operate::{self as operate_shape, OperateCall, TaskAccepted};
 use procfleet_proto::http::result::Results;
 use procfleet_proto::http::status::{ProcInfoPage, ProcInfos};
 use procfleet_proto::http::task_state::TaskState;

@@ -1,7 +1,8 @@
 //! JOB's process and agent APIs, under every path that their callers use.
 
-use super::call::{Call, CallFamily, Reply};
+use super::call::{Call, Reply};
 use super::error::CallError;
+use super::family::CallFamily;
 use super::idempotency;
 use super::routes::{Routes, job_enveloped};
 use crate::usecase::support::scope;

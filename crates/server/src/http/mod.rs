@@ -8,6 +8,7 @@ mod call;
 mod connections;
 pub mod document;
 mod error;
+mod family;
 mod gse;
 mod idempotency;
 mod job;
@@ -65,5 +66,6 @@ async fn readyz(State(services): State<Services>) -> impl IntoResponse {
 }
 
 async fn metrics(State(services): State<Services>) -> impl IntoResponse {
+    services.metrics.set_store_clock_jumps(services.store.membership().clock_jumps());
     ([(header::CONTENT_TYPE, METRICS)], services.metrics.text())
 }

@@ -1,7 +1,8 @@
 //! The list of all routes, from which the router and the API's document are made.
 
-use super::call::{Call, CallFamily, Reply, serve, wrong_method};
+use super::call::{Call, Reply, serve, wrong_method};
 use super::error::CallError;
+use super::family::CallFamily;
 use crate::usecase::{Page, Services};
 use axum::Router;
 use axum::extract::{Request, State};

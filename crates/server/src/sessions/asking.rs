@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 /// How often an agent is looked for.
 const TRIES: usize = 2;
-/// A session is stored a moment before it can be asked. Whoever was faster waits before it tries again.
+/// A session is in the store shortly before it takes questions: wait this long before the second attempt.
 const OPENING: Duration = Duration::from_millis(300);
 
 /// The handle that use cases have.

@@ -59,8 +59,7 @@ impl Budget {
         self.messages.refill(MESSAGES, now);
     }
 
-    fn is_forgettable(&mut self, now: BootTime) -> bool {
-        self.refill(now);
+    fn is_forgettable(&self, now: BootTime) -> bool {
         let is_full = self.events.level >= EVENTS.burst && self.messages.level >= MESSAGES.burst;
         is_full && self.logged_at.is_none_or(|at| now.since(at) >= LOG_EVERY)
     }
@@ -74,33 +73,43 @@ pub struct Budgets {
 
 #[derive(Debug, Default)]
 struct Inner {
-    agents: HashMap<AgentId, Budget>,
+    agents: HashMap<AgentId, AgentBudget>,
     /// When the map has this many agents, full budgets are removed.
     forget_at: usize,
 }
 
-impl Inner {
-    fn of(&mut self, agent: &AgentId, now: BootTime) -> &mut Budget {
-        if self.agents.len() >= self.forget_at.max(REMEMBERED) && !self.agents.contains_key(agent) {
-            self.agents.retain(|_, budget| !budget.is_forgettable(now));
-            self.forget_at = self.agents.len() * 2;
+/// The budget of one agent. Its session holds it, so that sessions do not wait for one another.
+#[derive(Clone, Debug)]
+pub(super) struct AgentBudget(Arc<Mutex<Budget>>);
+
+impl Budgets {
+    pub(super) fn of(&self, agent: &AgentId, now: BootTime) -> AgentBudget {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.agents.len() >= inner.forget_at.max(REMEMBERED) && !inner.agents.contains_key(agent) {
+            inner.agents.retain(|_, budget| budget.is_held() || !budget.refilled(now).is_forgettable(now));
+            inner.forget_at = inner.agents.len() * 2;
         }
-        let budget = self.agents.entry(agent.clone()).or_insert_with(|| Budget::full(now));
-        budget.refill(now);
-        budget
+        let new = || AgentBudget(Arc::new(Mutex::new(Budget::full(now))));
+        inner.agents.entry(agent.clone()).or_insert_with(new).clone()
     }
 }
 
-impl Budgets {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+impl AgentBudget {
+    /// By a session. A budget that is removed under a session would be full for the next one.
+    fn is_held(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    fn refilled(&self, now: BootTime) -> MutexGuard<'_, Budget> {
+        let mut budget = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        budget.refill(now);
+        budget
     }
 
     /// Pays for events. `Err`: there are too few tokens, nothing was taken, and the caller may try again
     /// after this time.
-    pub(super) fn spend_events(&self, agent: &AgentId, cost: usize, now: BootTime) -> Result<(), Duration> {
-        let mut inner = self.lock();
-        let bucket = &mut inner.of(agent, now).events;
+    pub(super) fn spend_events(&self, cost: usize, now: BootTime) -> Result<(), Duration> {
+        let bucket = &mut self.refilled(now).events;
         let left = bucket.level - tokens(cost).min(EVENTS.burst);
         if left < 0.0 {
             return Err(Duration::from_secs_f64(-left / EVENTS.each_second) + Duration::from_millis(1));
@@ -111,18 +120,16 @@ impl Budgets {
 
     /// Pays for a message that was read already. Returns for how long the session must not read
     /// (back-pressure).
-    pub(super) fn spend_message(&self, agent: &AgentId, cost: usize, now: BootTime) -> Duration {
-        let mut inner = self.lock();
-        let bucket = &mut inner.of(agent, now).messages;
+    pub(super) fn spend_message(&self, cost: usize, now: BootTime) -> Duration {
+        let bucket = &mut self.refilled(now).messages;
         // The debt is bounded, so that an agent that behaves again is soon read at full speed.
         bucket.level = (bucket.level - tokens(cost)).max(-MESSAGES.burst);
         Duration::from_secs_f64((-bucket.level).max(0.0) / MESSAGES.each_second)
     }
 
     /// Whether to log now that this agent sends too much: once per `LOG_EVERY`.
-    pub(super) fn may_log(&self, agent: &AgentId, now: BootTime) -> bool {
-        let mut inner = self.lock();
-        let logged_at = &mut inner.of(agent, now).logged_at;
+    pub(super) fn may_log(&self, now: BootTime) -> bool {
+        let logged_at = &mut self.refilled(now).logged_at;
         let is_due = logged_at.is_none_or(|at| now.since(at) >= LOG_EVERY);
         if is_due {
             *logged_at = Some(now);
@@ -154,17 +161,22 @@ mod tests {
 
     #[test]
     fn a_burst_is_taken_at_once_and_then_a_fixed_number_each_second() {
-        let (budgets, one) = (Budgets::default(), agent(1));
+        let budgets = Budgets::default();
+        let one = budgets.of(&agent(1), second(0));
         for _ in 0..120 {
-            assert_eq!(budgets.spend_events(&one, 100, second(0)), Ok(()));
+            assert_eq!(one.spend_events(100, second(0)), Ok(()));
         }
-        let wait = budgets.spend_events(&one, 100, second(0)).expect_err("the bucket is empty");
+        let wait = one.spend_events(100, second(0)).expect_err("the bucket is empty");
         assert!((10_000..10_100).contains(&wait.as_millis()), "{wait:?}");
-        assert!(budgets.spend_events(&one, 100, second(9)).is_err(), "not early");
-        assert_eq!(budgets.spend_events(&one, 100, second(11)), Ok(()));
-        assert_eq!(budgets.spend_events(&agent(2), 100, second(0)), Ok(()), "each agent has its own buckets");
+        assert!(one.spend_events(100, second(9)).is_err(), "not early");
+        assert_eq!(one.spend_events(100, second(11)), Ok(()));
         assert_eq!(
-            budgets.spend_events(&agent(3), usize::MAX, second(0)),
+            budgets.of(&agent(2), second(0)).spend_events(100, second(0)),
+            Ok(()),
+            "each agent has its own buckets"
+        );
+        assert_eq!(
+            budgets.of(&agent(3), second(0)).spend_events(usize::MAX, second(0)),
             Ok(()),
             "a cost above the burst is capped"
         );
@@ -173,10 +185,11 @@ mod tests {
     /// docs/operator/security.md names this number.
     #[test]
     fn the_events_of_an_agent_in_a_day_are_bounded() {
-        let (budgets, one) = (Budgets::default(), agent(1));
+        let budgets = Budgets::default();
+        let one = budgets.of(&agent(1), second(0));
         let mut kib = 0;
         for now in 0..86_400 {
-            while budgets.spend_events(&one, 10, second(now)).is_ok() {
+            while one.spend_events(10, second(now)).is_ok() {
                 kib += 10;
             }
         }
@@ -185,32 +198,40 @@ mod tests {
 
     #[test]
     fn an_agent_that_sends_too_many_messages_is_read_more_slowly() {
-        let (budgets, one) = (Budgets::default(), agent(1));
+        let budgets = Budgets::default();
+        let one = budgets.of(&agent(1), second(0));
         for _ in 0..40 {
-            assert_eq!(budgets.spend_message(&one, 1_000, second(0)), Duration::ZERO);
+            assert_eq!(one.spend_message(1_000, second(0)), Duration::ZERO);
         }
-        assert_eq!(budgets.spend_message(&one, 1_000, second(0)), Duration::from_secs(2));
-        assert_eq!(budgets.spend_message(&one, 1_000, second(2)), Duration::from_secs(2));
-        assert_eq!(budgets.spend_message(&one, 1_000, second(100)), Duration::ZERO);
+        assert_eq!(one.spend_message(1_000, second(0)), Duration::from_secs(2));
+        assert_eq!(one.spend_message(1_000, second(2)), Duration::from_secs(2));
+        assert_eq!(one.spend_message(1_000, second(100)), Duration::ZERO);
     }
 
     #[test]
     fn the_excess_of_an_agent_is_logged_once_a_minute() {
         let budgets = Budgets::default();
-        let logged: Vec<bool> =
-            [0, 1, 59, 60, 61].map(|at| budgets.may_log(&agent(1), second(at))).into_iter().collect();
+        let logged: Vec<bool> = [0, 1, 59, 60, 61]
+            .map(|at| budgets.of(&agent(1), second(at)).may_log(second(at)))
+            .into_iter()
+            .collect();
         assert_eq!(logged, [true, false, false, true, false]);
     }
 
     #[test]
     fn full_budgets_are_removed_and_debts_are_kept() {
         let budgets = Budgets::default();
-        assert!(budgets.spend_events(&agent(0), 12_000, second(0)).is_ok());
-        for number in 1..10 * REMEMBERED {
+        let spend_all = |now| budgets.of(&agent(0), now).spend_events(12_000, now);
+        assert!(spend_all(second(0)).is_ok());
+        let held = budgets.of(&agent(1), second(0));
+        for number in 2..10 * REMEMBERED {
             let now = second(u64::try_from(number).expect("a small number") / 100);
-            budgets.spend_message(&agent(number), 1, now);
+            budgets.of(&agent(number), now).spend_message(1, now);
         }
-        assert!(budgets.lock().agents.len() <= 2 * REMEMBERED);
-        assert!(budgets.spend_events(&agent(0), 12_000, second(110)).is_err(), "the debt is kept");
+        assert!(budgets.inner.lock().expect("no panic").agents.len() <= 2 * REMEMBERED);
+        assert!(spend_all(second(110)).is_err(), "the debt is kept");
+        assert!(held.spend_events(12_000, second(110)).is_ok());
+        let next_session = budgets.of(&agent(1), second(110));
+        assert!(next_session.spend_events(12_000, second(110)).is_err(), "the budget of a session is kept");
     }
 }

@@ -3,8 +3,8 @@
 //! An agent asks for its next certificate over its open session, which continues. An agent whose certificate
 //! has expired gets a session that only allows the renewal.
 
-use super::connection::SessionEnd;
-use super::listener::Link;
+use super::Link;
+use super::session_end::SessionEnd;
 use crate::ca_change;
 use crate::pki::{self, Signed};
 use crate::secret;

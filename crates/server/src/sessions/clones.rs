@@ -4,7 +4,7 @@
 //! `core::clones` decides. The lives of agents are kept in memory only, because clones reconnect again and
 //! again.
 
-use super::listener::Link;
+use super::Link;
 use crate::dispatcher::{DispatcherMessage, revoked};
 use crate::durably::durably;
 use crate::secret;

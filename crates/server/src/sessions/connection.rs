@@ -1,39 +1,42 @@
 //! One agent's session: hello, welcome, then reports in and ops out until either side ends it.
 
+use super::Link;
 use super::certificates::{self, CertificateAge};
 use super::clones;
 use super::handshake_limiter::HandshakeSlot;
 use super::intake::Intake;
-use super::listener::Link;
 use super::questions::QuestionCapabilities;
 use super::readmission;
-use crate::agent_limits::{self, OversizedMessage};
+use super::session_end::SessionEnd;
+use crate::agent_limits;
 use crate::dispatcher::{AgentCapabilities, DispatcherMessage, RETIRED, revoked};
 use crate::pki;
 use crate::presences::LastHeard;
 use crate::secret;
 use crate::session_channel::{CutReason, SessionReceiver, SessionSender};
 use axum::extract::ws::{Message, WebSocket};
-use futures_util::{SinkExt, StreamExt};
+use futures_util::{Sink, SinkExt, StreamExt};
 use procfleet_core::id::{AgentId, Epoch, OpId};
 use procfleet_failpoint::{Point, hit};
-use procfleet_program::panics::{self, Caught};
+use procfleet_program::panics;
 use procfleet_proto::link::{
     BadMessage, Hello, Refused, ServerList, Welcome, agent_message, decode_agent, server_message::Body,
 };
 use procfleet_store::ServerId;
 use procfleet_store::clock::WallMs;
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, timeout};
 use tokio_rustls::rustls::pki_types::CertificateDer;
-use tokio_tungstenite::tungstenite::error::{Error as WsError, ProtocolError};
 use tracing::{Instrument, info, info_span, warn};
 
 const HELLO: Duration = Duration::from_secs(20);
+/// How long an agent may take to renew an expired certificate. Such a session holds no slot of the handshake
+/// limiter, so a short limit bounds their number.
+const RENEWAL: Duration = Duration::from_secs(10);
 /// How often a server that may not send looks whether it may again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Interval of the WebSocket pings. Agents leave after two and a half intervals without a message. With a
@@ -46,67 +49,18 @@ const AGENT_SILENCE: Duration = Duration::from_secs(20);
 /// session.
 const WRITE: Duration = Duration::from_secs(20);
 
-/// Why a session ended or was refused. The text goes to the logs of both sides.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum SessionEnd {
-    #[error("{0}")]
-    Refused(String),
-    #[error("it sent a message that is not part of this protocol")]
-    Protocol(#[from] BadMessage),
-    #[error("it sent a message that is not part of this protocol")]
-    Garbled(#[source] axum::Error),
-    #[error("it sent a frame or a message above the size limit")]
-    Oversized(#[source] axum::Error),
-    #[error("{0}")]
-    Excess(#[from] OversizedMessage),
-    #[error("the connection broke")]
-    Broken(#[source] axum::Error),
-    #[error("it has been silent for {0:?}")]
-    Silent(Duration),
-    #[error("the agent closed it")]
-    Closed,
-    #[error("{0}")]
-    Cut(CutReason),
-    #[error("the server is stopping, or has closed the session")]
-    Dropped,
-    #[error(transparent)]
-    Panicked(#[from] Caught),
+/// The socket of a session that is open.
+struct SessionSocket {
+    socket: WebSocket,
+    buffer: WriteBuffer,
 }
 
-impl SessionEnd {
-    /// The label in the metrics, if the agent caused the end.
-    fn fault(&self) -> Option<&'static str> {
-        match self {
-            SessionEnd::Refused(_) => Some("refused"),
-            SessionEnd::Protocol(_) | SessionEnd::Garbled(_) => Some("protocol"),
-            SessionEnd::Oversized(_) | SessionEnd::Excess(_) => Some("oversized"),
-            SessionEnd::Silent(_) => Some("silent"),
-            SessionEnd::Cut(cause) => Some(cause.word()),
-            SessionEnd::Broken(_) => Some("broken"),
-            // A defect of the server, but a message of the agent triggered it.
-            SessionEnd::Panicked(_) => Some("panicked"),
-            SessionEnd::Closed | SessionEnd::Dropped => None,
-        }
-    }
-
-    /// Maps an error of the WebSocket below the session.
-    fn of_socket(error: axum::Error) -> SessionEnd {
-        let mut cause: Option<&dyn std::error::Error> = Some(&error);
-        while let Some(found) = cause {
-            match found.downcast_ref::<WsError>() {
-                Some(WsError::Capacity(_)) => return SessionEnd::Oversized(error),
-                // A peer that disappears does not violate the protocol.
-                Some(WsError::Protocol(ProtocolError::ResetWithoutClosingHandshake)) => break,
-                Some(WsError::Protocol(_) | WsError::Utf8(_) | WsError::AttackAttempt) => {
-                    return SessionEnd::Garbled(error);
-                }
-                // After any other error the connection cannot be used any more.
-                Some(_) => break,
-                None => cause = found.source(),
-            }
-        }
-        SessionEnd::Broken(error)
-    }
+/// Messages that were handed to the socket and not flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteBuffer {
+    Empty,
+    /// The next write of any message would send them, too.
+    HasMessages,
 }
 
 /// `slot`: the slot of the handshake, released after the hello.
@@ -126,6 +80,18 @@ pub(super) async fn run(
     drop((slot, certificate));
     let (agent, hello, certificate_age) = match greeting {
         Ok(greeting) => greeting,
+        // Without a `Refused`: a refused agent would back off from all servers, for up to a minute.
+        Err(SessionEnd::Unchecked(error)) => {
+            if link.refusal_log.admits_a_line() {
+                warn!(
+                    from = %ip,
+                    error = &error as &dyn std::error::Error,
+                    "the store could not be asked about an agent; its connection was closed, and it tries again"
+                );
+            }
+            Box::pin(send_close(&mut socket, None)).await;
+            return;
+        }
         Err(end) => {
             link.metrics.refused_sessions.inc();
             if link.refusal_log.admits_a_line() {
@@ -154,6 +120,7 @@ pub(super) async fn run(
         let heard = LastHeard::at(link.clock.wall());
         let containment = hello.host.as_ref().map_or("", |facts| &facts.containment);
         let _counted = link.metrics.session(containment);
+        let mut socket = SessionSocket { socket, buffer: WriteBuffer::Empty };
         let session = open(&link, &agent, (run, epoch), hello, renew_in, &heard, &mut socket);
         // The dispatcher must learn of the end of the session, also after a panic.
         let end = panics::catch(session).await.unwrap_or_else(SessionEnd::Panicked);
@@ -197,8 +164,9 @@ async fn leave(
     epoch: Epoch,
     heard: WallMs,
     end: SessionEnd,
-    mut socket: WebSocket,
+    socket: SessionSocket,
 ) {
+    let SessionSocket { mut socket, buffer } = socket;
     link.dispatcher.send(DispatcherMessage::Gone { agent: agent.clone(), epoch }).await;
     if let Err(error) = link.store.agent_disconnected(agent, epoch, link.clock.reading(), heard).await {
         warn!(error = &error as &dyn std::error::Error, "storing the end of a session failed");
@@ -206,6 +174,10 @@ async fn leave(
     info!(reason = %end, epoch = epoch.0, "agent disconnected");
     if let Some(reason) = end.fault() {
         link.metrics.cut(reason);
+    }
+    // This server may not be allowed to send the ops in the buffer any longer.
+    if buffer == WriteBuffer::HasMessages {
+        return;
     }
     let last = match end {
         SessionEnd::Refused(reason) => Some(Body::Refused(Refused { reason })),
@@ -220,6 +192,8 @@ async fn leave(
         | SessionEnd::Silent(_)
         | SessionEnd::Closed
         | SessionEnd::Dropped
+        | SessionEnd::HeldBack
+        | SessionEnd::Unchecked(_)
         | SessionEnd::Panicked(_) => None,
     };
     send_close(&mut socket, last).await;
@@ -259,18 +233,11 @@ async fn greet(
             "the certificate is for agent {named}, not for the one that says hello"
         )));
     }
-    let unchecked = |error| {
-        warn!(
-            error = &error as &dyn std::error::Error,
-            "reading an agent from the store failed; its session was refused"
-        );
-        SessionEnd::Refused("the server cannot check the certificate now".to_owned())
-    };
     let sha256 = secret::hash(certificate);
-    let mut found = link.store.agent_with_certificate(&named, sha256).await.map_err(unchecked)?;
+    let mut found = link.store.agent_with_certificate(&named, sha256).await?;
     if !matches!(found, Some((_, Some(_)))) && readmission::is_open(link).await {
         readmission::readmit(link, &named, certificate, &hello, ip).await?;
-        found = link.store.agent_with_certificate(&named, sha256).await.map_err(unchecked)?;
+        found = link.store.agent_with_certificate(&named, sha256).await?;
     }
     let Some((record, shown)) = found else {
         let hint = readmission::hint(link).await;
@@ -292,10 +259,10 @@ async fn greet(
         return Err(SessionEnd::Refused(format!("the certificate of agent {named} {reason}")));
     }
     if record.certificate_sha256 != sha256 {
-        link.store.use_certificate(&named, sha256).await.map_err(unchecked)?;
+        link.store.use_certificate(&named, sha256).await?;
     }
     if certificate_age != CertificateAge::Expired
-        && let Some(why) = clones::revoke_if_cloned(link, &named, &hello, ip).await.map_err(unchecked)?
+        && let Some(why) = clones::revoke_if_cloned(link, &named, &hello, ip).await?
     {
         return Err(SessionEnd::Refused(format!("agent {named} {why}")));
     }
@@ -317,11 +284,11 @@ async fn renew_only(link: &Link, agent: &AgentId, socket: &mut WebSocket) -> Ses
             }
         }
     };
-    let renewed: Result<Result<std::convert::Infallible, SessionEnd>, _> = timeout(HELLO, renewing).await;
+    let renewed: Result<Result<std::convert::Infallible, SessionEnd>, _> = timeout(RENEWAL, renewing).await;
     match renewed {
         Ok(Ok(never)) => match never {},
         Ok(Err(end)) => end,
-        Err(_) => SessionEnd::Silent(HELLO),
+        Err(_) => SessionEnd::Silent(RENEWAL),
     }
 }
 
@@ -333,7 +300,7 @@ async fn open(
     hello: Hello,
     renew_in: Duration,
     heard: &LastHeard,
-    socket: &mut WebSocket,
+    socket: &mut SessionSocket,
 ) -> SessionEnd {
     let mut servers = link.store.membership().advertised();
     let welcome = Welcome {
@@ -345,7 +312,7 @@ async fn open(
         limits_accounts: true,
         servers: servers.borrow_and_update().to_vec(),
     };
-    if let Err(end) = in_time(send(socket, Body::Welcome(welcome))).await {
+    if let Err(end) = in_time(send(&mut socket.socket, Body::Welcome(welcome))).await {
         return end;
     }
     let taken = hello.taken.iter().filter_map(|op| op.parse::<OpId>().ok()).collect();
@@ -359,7 +326,7 @@ async fn open(
         changes: hello.changes_specs,
         limits_accounts: hello.limits_accounts,
     };
-    let news = News { renews: hello.renews, servers };
+    let news = News { renews: hello.renews, servers, cas: link.ca.changes() };
     drop(hello);
     let (outbox, orders, cut) = SessionSender::for_session();
     link.questions.connected(agent, epoch, &outbox, question_capabilities);
@@ -380,8 +347,24 @@ async fn open(
 struct News {
     /// Its version renews its certificate when there is a new CA.
     renews: bool,
+    cas: watch::Receiver<u64>,
     /// The servers of the fleet, of which the welcome has named the first list.
     servers: watch::Receiver<Arc<[String]>>,
+}
+
+impl News {
+    /// The next message for the agent. A session waits for one future until it is ready: new ones would lock
+    /// what all sessions share whenever the session does anything.
+    async fn next(mut self, link: &Link) -> (News, Body) {
+        let body = tokio::select! {
+            Ok(()) = self.cas.changed(), if self.renews => certificates::ask_for_renewal(certificates::soon(link)),
+            Ok(()) = self.servers.changed() => {
+                Body::ServerList(ServerList { servers: self.servers.borrow_and_update().to_vec() })
+            }
+            else => std::future::pending().await,
+        };
+        (self, body)
+    }
 }
 
 /// The loop of a session: ops and pings out, messages of the agent in.
@@ -389,15 +372,16 @@ async fn serve(
     link: &Link,
     agent: &AgentId,
     epoch: Epoch,
-    mut news: News,
+    news: News,
     mut receiver: SessionReceiver,
     last_heard: &LastHeard,
-    socket: &mut WebSocket,
+    socket: &mut SessionSocket,
 ) -> SessionEnd {
-    let mut cas = link.ca.changes();
-    let mut intake = Intake::begin(link, agent);
-    // What waits until this server may send again.
-    let mut parked: Option<Body> = None;
+    let SessionSocket { socket, buffer } = socket;
+    let mut next_news = pin!(news.next(link));
+    let mut intake = Intake::begin(link, agent, last_heard.clone());
+    let mut parked: Option<Parked> = None;
+    let holds = || link.store.membership().holds();
     // Start of the silence. Reset after every store write and pause, since nothing is read from the socket
     // meanwhile.
     let mut silent_since = Instant::now();
@@ -413,30 +397,26 @@ async fn serve(
             biased;
             order = receiver.recv(), if parked.is_none() => match order {
                 None => return SessionEnd::Dropped,
-                // A process that was stopped finds ops in its queue that others may have decided about.
-                Some(order) if !link.store.membership().holds() => {
-                    parked = Some(order);
-                    Ok(())
+                Some(order) => {
+                    let sent = in_time(send_all(socket, buffer, order, &mut receiver, holds)).await;
+                    sent.and_then(QueueWrite::unsent).map(|unsent| parked = unsent.map(Parked::new))
                 }
-                Some(order) => in_time(send_all(socket, order, &mut receiver)).await,
             },
-            () = tokio::time::sleep(LOOK_AGAIN), if parked.is_some() => {
-                match parked.take_if(|_| link.store.membership().holds()) {
-                    Some(order) => in_time(send_all(socket, order, &mut receiver)).await,
-                    None => Ok(()),
+            () = until(parked.as_ref().map(|parked| parked.look_at)) => match parked.take() {
+                Some(Parked { order, .. }) => {
+                    let sent = in_time(send_all(socket, buffer, order, &mut receiver, holds)).await;
+                    sent.and_then(QueueWrite::unsent).map(|unsent| parked = unsent.map(Parked::new))
                 }
-            }
+                None => Ok(()),
+            },
             _ = beat.tick() => {
                 is_overdue = !intake.is_paused() && silent_since.elapsed() > AGENT_SILENCE;
                 // A write to a host that hangs may take long.
                 if is_overdue { Ok(()) } else { ping(socket).await }
             }
-            Ok(()) = cas.changed(), if news.renews => {
-                in_time(send(socket, certificates::ask_for_renewal(certificates::soon(link)))).await
-            }
-            Ok(()) = news.servers.changed() => {
-                let servers = news.servers.borrow_and_update().to_vec();
-                in_time(send(socket, Body::ServerList(ServerList { servers }))).await
+            (news, body) = &mut next_news => {
+                next_news.set(news.next(link));
+                in_time(send(socket, body)).await
             }
             () = until(intake.wake_at()) => {
                 if intake.is_paused() {
@@ -482,6 +462,19 @@ async fn serve(
     }
 }
 
+/// A message that waits until this server may send again.
+struct Parked {
+    order: Body,
+    /// A time, and not a pause: each message of the agent would begin the pause anew.
+    look_at: Instant,
+}
+
+impl Parked {
+    fn new(order: Body) -> Parked {
+        Parked { order, look_at: Instant::now() + LOOK_AGAIN }
+    }
+}
+
 async fn ping(socket: &mut WebSocket) -> Result<(), SessionEnd> {
     in_time(socket.send(Message::Ping(bytes::Bytes::new()))).await
 }
@@ -520,7 +513,7 @@ async fn answered(
 }
 
 /// Boxed, because a session rarely writes and mostly waits.
-async fn in_time(write: impl Future<Output = Result<(), axum::Error>>) -> Result<(), SessionEnd> {
+async fn in_time<T>(write: impl Future<Output = Result<T, axum::Error>>) -> Result<T, SessionEnd> {
     match Box::pin(timeout(WRITE, write)).await {
         Ok(written) => written.map_err(SessionEnd::Broken),
         Err(_) => Err(SessionEnd::Cut(CutReason::Slow)),
@@ -543,27 +536,55 @@ async fn send(socket: &mut WebSocket, body: Body) -> Result<(), axum::Error> {
     socket.send(Message::Binary(body.into_bytes().into())).await
 }
 
-/// Writes all queued messages, then flushes once.
-async fn send_all(
-    socket: &mut WebSocket,
+/// What became of the messages of a queue.
+#[derive(Debug, PartialEq)]
+enum QueueWrite {
+    /// The rest waits, beginning with this message, until this server may send again.
+    Sent(Option<Body>),
+    /// Messages are in the socket's buffer, and this server may not send them any longer.
+    HeldBack,
+}
+
+impl QueueWrite {
+    fn unsent(self) -> Result<Option<Body>, SessionEnd> {
+        match self {
+            QueueWrite::Sent(unsent) => Ok(unsent),
+            QueueWrite::HeldBack => Err(SessionEnd::HeldBack),
+        }
+    }
+}
+
+/// Writes all queued messages, then flushes once. Stops at the first one that this server may not send any
+/// longer: a process that was stopped finds ops in its queue that others may have decided about. For the same
+/// reason it looks again before the flush.
+async fn send_all<S: Sink<Message> + Unpin>(
+    socket: &mut S,
+    buffer: &mut WriteBuffer,
     first: Body,
     receiver: &mut SessionReceiver,
-) -> Result<(), axum::Error> {
-    let (mut ops, mut acks) = (is_op(&first), is_ack(&first));
-    socket.feed(Message::Binary(first.into_bytes().into())).await?;
-    while let Some(order) = receiver.try_recv() {
+    holds: impl Fn() -> bool,
+) -> Result<QueueWrite, S::Error> {
+    let (mut ops, mut acks) = (false, false);
+    let mut next = Some(first);
+    while let Some(order) = next.take_if(|_| holds()) {
         ops |= is_op(&order);
         acks |= is_ack(&order);
+        *buffer = WriteBuffer::HasMessages;
         socket.feed(Message::Binary(order.into_bytes().into())).await?;
+        next = receiver.try_recv();
+    }
+    if *buffer == WriteBuffer::HasMessages && !holds() {
+        return Ok(QueueWrite::HeldBack);
     }
     socket.flush().await?;
+    *buffer = WriteBuffer::Empty;
     if ops {
         hit(Point::ServerOpSent);
     }
     if acks {
         hit(Point::ServerAckSent);
     }
-    Ok(())
+    Ok(QueueWrite::Sent(next))
 }
 
 fn is_op(body: &Body) -> bool {
@@ -572,4 +593,113 @@ fn is_op(body: &Body) -> bool {
 
 fn is_ack(body: &Body) -> bool {
     matches!(body, Body::Ack(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_proto::link::{Op, decode_server};
+    use std::cell::Cell;
+    use std::task::{Context, Poll};
+
+    fn op(number: u32) -> Body {
+        Body::Op(Op { id: format!("20261116120000-1-{number}"), ..Op::default() })
+    }
+
+    fn bodies(messages: &[Message]) -> Vec<Body> {
+        let bodies = messages.iter().map(|message| match message {
+            Message::Binary(bytes) => decode_server(bytes).expect("our own message"),
+            other => panic!("{other:?}"),
+        });
+        bodies.collect()
+    }
+
+    /// A socket with a buffer, as that of a session.
+    #[derive(Default)]
+    struct BufferedSink {
+        fed: Vec<Message>,
+        sent: Vec<Message>,
+    }
+
+    impl Sink<Message> for BufferedSink {
+        type Error = std::convert::Infallible;
+
+        fn poll_ready(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn start_send(mut self: Pin<&mut Self>, message: Message) -> Result<(), Self::Error> {
+            self.fed.push(message);
+            Ok(())
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+            let fed = std::mem::take(&mut self.fed);
+            self.sent.extend(fed);
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+            self.poll_flush(context)
+        }
+    }
+
+    /// A process may be stopped at any point, and others decide about its ops meanwhile.
+    #[tokio::test]
+    async fn nothing_leaves_a_server_that_may_not_send_any_longer() {
+        // It looks before each of three messages, and before it flushes.
+        for (may_send, written, buffer) in [
+            (0, QueueWrite::Sent(Some(op(0))), WriteBuffer::Empty),
+            (1, QueueWrite::HeldBack, WriteBuffer::HasMessages),
+            (2, QueueWrite::HeldBack, WriteBuffer::HasMessages),
+            (3, QueueWrite::HeldBack, WriteBuffer::HasMessages),
+            (4, QueueWrite::Sent(None), WriteBuffer::Empty),
+        ] {
+            let (sender, mut receiver, _cut) = SessionSender::for_session();
+            for number in [1, 2] {
+                sender.try_send(op(number)).expect("the queue has capacity");
+            }
+            let asked = Cell::new(0);
+            let holds = || asked.replace(asked.get() + 1) < may_send;
+            let (mut socket, mut found) = (BufferedSink::default(), WriteBuffer::Empty);
+            let Ok(result) = send_all(&mut socket, &mut found, op(0), &mut receiver, holds).await;
+            let all = written == QueueWrite::Sent(None);
+            assert_eq!((result, found), (written, buffer), "{may_send}");
+            assert_eq!(bodies(&socket.sent), (0..if all { 3 } else { 0 }).map(op).collect::<Vec<_>>());
+            if may_send == 0 {
+                let rest: Vec<Body> = std::iter::from_fn(|| receiver.try_recv()).collect();
+                assert_eq!(rest, [op(1), op(2)], "in order, and nothing is lost");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_parked_message_is_looked_at_again_while_the_agent_sends_all_the_time() {
+        let parked = Some(Parked::new(op(0)));
+        let mut messages = 0;
+        loop {
+            tokio::select! {
+                biased;
+                () = until(parked.as_ref().map(|parked| parked.look_at)) => break,
+                () = tokio::time::sleep(LOOK_AGAIN / 4) => messages += 1,
+            }
+            assert!(messages < 10, "the parked message waits for ever");
+        }
+    }
+
+    /// A host that hangs, or whose packets are dropped, is away in less than 35 s, and its agent has left.
+    /// The limits are compared, because a busy machine may be late with the end of a session.
+    #[test]
+    fn silence_is_noticed_after_three_heartbeats() {
+        const LONGEST: Duration = Duration::from_secs(35);
+        // Agents count in heartbeats; a test of theirs has this number.
+        assert_eq!(HEARTBEAT, Duration::from_secs(10));
+        // The last ping before the limit finds the agent just in time, and the next one ends the session.
+        let server = AGENT_SILENCE + HEARTBEAT;
+        // An agent that is not writing leaves earlier, after two and a half intervals.
+        let agent = HEARTBEAT * 3;
+        for limit in [server, agent] {
+            assert!(limit < LONGEST, "{limit:?}");
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Enrolment of a new host: join token and signing request in, certificate out.
 
+use super::Link;
 use super::certificates;
 use super::handshake_limiter::HandshakeSlot;
-use super::listener::Link;
 use crate::agent_limits;
 use crate::dispatcher::{DispatcherMessage, RETIRED};
 use crate::secret;

@@ -7,14 +7,15 @@
 //! above the budget cause back-pressure: the session does not read for a while, but still writes ops and
 //! pings. So does a message that cannot be stored while the database is away.
 
-use super::budget::cost_of;
+use super::Link;
+use super::budget::{AgentBudget, cost_of};
 use super::certificates;
-use super::connection::SessionEnd;
-use super::listener::Link;
 use super::questions::AgentAnswer;
+use super::session_end::SessionEnd;
 use crate::agent_limits::{self, Bounded};
 use crate::events;
 use crate::metrics::Sent;
+use crate::presences::LastHeard;
 use crate::secret;
 use crate::session_channel::CutReason;
 use procfleet_core::id::{AgentId, Epoch, ProcKey};
@@ -37,8 +38,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const STORE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Messages that a session has received and not handled yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Intake {
+    budget: AgentBudget,
+    last_heard: LastHeard,
     held: Option<DeferredEvents>,
     /// What could not be stored while the database was away, and when to try again. Nothing is read
     /// meanwhile.
@@ -63,8 +66,9 @@ enum ToStore {
 
 impl Intake {
     /// The session of an agent in debt begins with a pause, so that the agent gains nothing by reconnecting.
-    pub(super) fn begin(link: &Link, agent: &AgentId) -> Intake {
-        let mut intake = Intake::default();
+    pub(super) fn begin(link: &Link, agent: &AgentId, last_heard: LastHeard) -> Intake {
+        let budget = link.budgets.of(agent, link.clock.now());
+        let mut intake = Intake { budget, last_heard, held: None, unstored: None, paused_until: None };
         intake.spend(link, agent, 0);
         intake
     }
@@ -125,7 +129,7 @@ impl Intake {
         match body {
             agent_message::Body::Reports(reports) => take_reports(link, agent, epoch, reports, size).await,
             agent_message::Body::States(states) => {
-                let states = read_states(link, agent, states)?;
+                let states = read_states(link, agent, &self.budget, states)?;
                 self.store(link, agent, epoch, states).await
             }
             agent_message::Body::Events(events) => {
@@ -134,7 +138,7 @@ impl Intake {
                     None => self.take_events(link, agent, epoch, events.events).await,
                     Some(_) => {
                         link.metrics.dropped(Sent::Events, events.events.len());
-                        log_excess(link, agent, "events were dropped");
+                        log_excess(link, agent, &self.budget, "events were dropped");
                         Ok(None)
                     }
                 }
@@ -162,10 +166,10 @@ impl Intake {
     }
 
     fn spend(&mut self, link: &Link, agent: &AgentId, cost: usize) {
-        let pause = link.budgets.spend_message(agent, cost, link.clock.now()).min(LONGEST_PAUSE);
+        let pause = self.budget.spend_message(cost, link.clock.now()).min(LONGEST_PAUSE);
         if !pause.is_zero() {
             link.metrics.delayed(Sent::Messages);
-            log_excess(link, agent, "it is read more slowly");
+            log_excess(link, agent, &self.budget, "it is read more slowly");
             self.paused_until = Some(Instant::now() + pause);
         }
     }
@@ -178,14 +182,14 @@ impl Intake {
         events: Vec<EventMessage>,
     ) -> Result<Option<Body>, SessionEnd> {
         let cost = events.iter().map(|event| cost_of(event.size())).sum();
-        match link.budgets.spend_events(agent, cost, link.clock.now()) {
+        match self.budget.spend_events(cost, link.clock.now()) {
             Ok(()) => match read_events(link, events) {
                 Some(events) => self.store(link, agent, epoch, events).await,
                 None => Ok(None),
             },
             Err(wait) => {
                 link.metrics.delayed(Sent::Events);
-                log_excess(link, agent, "its events are delayed");
+                log_excess(link, agent, &self.budget, "its events are delayed");
                 self.held = Some(DeferredEvents { events, due: Instant::now() + wait });
                 Ok(None)
             }
@@ -204,7 +208,15 @@ impl Intake {
         let kept = link.store.membership().is_shared().then(|| message.clone());
         let (stored, what) = match message {
             ToStore::States { all, procs, forgotten, groups } => {
-                (store_states(link, agent, epoch, all, procs, forgotten, groups).await, "states")
+                let stored = store_states(link, agent, epoch, all, procs, forgotten, groups).await;
+                if stored.is_ok() {
+                    self.last_heard.states_stored(link.clock.now());
+                }
+                if let Ok(1..) = stored {
+                    let consequence = "it has too many procs or groups, and new ones are not stored";
+                    log_excess(link, agent, &self.budget, consequence);
+                }
+                (stored.map(|_| None), "states")
             }
             ToStore::Events { events, confirmation } => {
                 (store_events(link, agent, events, confirmation).await, "events")
@@ -231,8 +243,8 @@ impl Intake {
 }
 
 /// Logs one line per agent and minute.
-fn log_excess(link: &Link, agent: &AgentId, consequence: &'static str) {
-    if link.budgets.may_log(agent, link.clock.now()) {
+fn log_excess(link: &Link, agent: &AgentId, budget: &AgentBudget, consequence: &'static str) {
+    if budget.may_log(link.clock.now()) {
         warn!(
             %agent,
             consequence,
@@ -261,13 +273,18 @@ async fn take_reports(
     Ok(None)
 }
 
-fn read_states(link: &Link, agent: &AgentId, states: States) -> Result<ToStore, SessionEnd> {
+fn read_states(
+    link: &Link,
+    agent: &AgentId,
+    budget: &AgentBudget,
+    states: States,
+) -> Result<ToStore, SessionEnd> {
     agent_limits::check_states(&states)?;
     if states.log_lines_dropped > 0 {
         // The agent reports this number: the limit keeps a false one from making the sum useless.
         let lines = states.log_lines_dropped.min(agent_limits::LOG_LINES_DROPPED);
         link.metrics.agent_log_lines_dropped.inc_by(lines);
-        if link.budgets.may_log(agent, link.clock.now()) {
+        if budget.may_log(link.clock.now()) {
             warn!(%agent, lines, "an agent has lost lines of its log; look at the disk or the journald of its host");
         }
     }
@@ -281,7 +298,7 @@ fn read_states(link: &Link, agent: &AgentId, states: States) -> Result<ToStore, 
             report => (report?, false),
         };
         let proc = ProcKey { namespace: state.namespace, name: state.name };
-        if is_newer && link.budgets.may_log(agent, link.clock.now()) {
+        if is_newer && budget.may_log(link.clock.now()) {
             warn!(%agent, %proc, "the agent is newer and reports a state that this server cannot read; upgrade the server");
         }
         let Some(mut report) = report else {
@@ -309,7 +326,7 @@ fn read_states(link: &Link, agent: &AgentId, states: States) -> Result<ToStore, 
     for message in states.groups {
         let of_namespace = match message.groups() {
             Err(fault) if fault.is_of_a_newer_peer() => {
-                if link.budgets.may_log(agent, link.clock.now()) {
+                if budget.may_log(link.clock.now()) {
                     let namespace = &message.namespace;
                     warn!(%agent, namespace, "the agent is newer and reports process groups that this server cannot read; they are not stored; upgrade the server");
                 }
@@ -323,6 +340,7 @@ fn read_states(link: &Link, agent: &AgentId, states: States) -> Result<ToStore, 
     Ok(ToStore::States { all: states.all, procs: records, forgotten, groups })
 }
 
+/// Returns how many procs and groups were not stored, because the agent has too many.
 async fn store_states(
     link: &Link,
     agent: &AgentId,
@@ -331,7 +349,7 @@ async fn store_states(
     records: Vec<ProcRecord>,
     forgotten: Vec<ProcKey>,
     groups: Vec<GroupsRecord>,
-) -> Result<Option<Body>, StoreError> {
+) -> Result<usize, StoreError> {
     let procs = async {
         match all {
             true => link.store.replace_procs(agent, epoch, records).await,
@@ -355,10 +373,7 @@ async fn store_states(
     let (procs, groups) = (procs?, groups?);
     link.metrics.dropped(Sent::States, procs);
     link.metrics.dropped(Sent::Groups, groups);
-    if procs + groups > 0 {
-        log_excess(link, agent, "it has too many procs or groups, and new ones are not stored");
-    }
-    Ok(None)
+    Ok(procs + groups)
 }
 
 /// `None`: the message has none.

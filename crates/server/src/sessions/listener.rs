@@ -5,19 +5,15 @@
 
 use super::handshake_limiter::{Evicted, HandshakeLimiter, HandshakeSlot};
 use super::peer_questions::PeerPort;
-use super::{Budgets, Clones, Questions, connection, enroll};
-use crate::clock::Clock;
-use crate::dispatcher::Dispatcher;
-use crate::events::EventNotifier;
+use super::{Link, connection, enroll};
 use crate::files::FileShares;
 use crate::handshake::{self, Metered};
 use crate::metrics::{Metrics, ServerPort};
 use crate::peer::PeerNet;
 use crate::peers::Peers;
-use crate::pki::{self, Ca};
+use crate::pki;
 use crate::proxies::{PeerOrigin, Speaker, TrustedProxies};
 use crate::refusal_log::RefusalLog;
-use crate::workers::refusals::Refusals;
 use axum::extract::{Extension, State, WebSocketUpgrade};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -30,15 +26,13 @@ use hyper_util::service::TowerToHyperService;
 use procfleet_program::panics;
 use procfleet_proto::link::{BUFFER, ENROLL_PATH, LINK_PATH, MAX_FRAME, MAX_MESSAGE};
 use procfleet_proto::peer::{PEER_NAME, PEER_PATH};
-use procfleet_store::Store;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::CertificateDer;
@@ -57,30 +51,6 @@ const READ_BUFFER: usize = 1024;
 /// TCP_USER_TIMEOUT: how long sent bytes may stay unacknowledged before the kernel closes the connection.
 const USER_TIMEOUT_MS: u32 = 20_000;
 
-/// Shared by all connections.
-#[derive(Clone, Debug)]
-pub struct Link {
-    pub store: Store,
-    pub dispatcher: Dispatcher,
-    pub ca: Arc<Ca>,
-    pub clock: Clock,
-    pub metrics: Arc<Metrics>,
-    pub event_notifier: EventNotifier,
-    pub questions: Questions,
-    /// `None`: there are no other servers.
-    pub peers: Option<Peers>,
-    pub clones: Clones,
-    pub budgets: Budgets,
-    pub proxies: TrustedProxies,
-    pub refusal_log: RefusalLog,
-    pub refusals: Refusals,
-    /// Retention of events: the server does not accept older ones.
-    pub keep: Duration,
-    /// Until this time agents that a restored store does not know are readmitted.
-    pub readmit_until: Option<Instant>,
-    pub stop: watch::Receiver<bool>,
-}
-
 /// The peer of a connection after the TLS handshake.
 #[derive(Clone, Debug)]
 struct TlsPeer {
@@ -88,7 +58,7 @@ struct TlsPeer {
     ip: IpAddr,
     slot: Arc<HandshakeSlot>,
     /// Held by every session; the port has ended when all are dropped.
-    place: Arc<OwnedSemaphorePermit>,
+    permit: Arc<OwnedSemaphorePermit>,
 }
 
 impl Link {
@@ -96,7 +66,7 @@ impl Link {
     pub async fn serve(self, listener: TcpListener) {
         let limiter = HandshakeLimiter::new(HANDSHAKES);
         let most = FileShares::of_this_process().agents;
-        let places = Arc::new(Semaphore::new(most as usize));
+        let permits = Arc::new(Semaphore::new(most as usize));
         let routers = Routers::new(&self);
         let mut connections = JoinSet::new();
         let mut stop = self.stop.clone();
@@ -118,7 +88,7 @@ impl Link {
                 }
             };
             // The agent finds another server, or comes back. In the kernel's queue it would wait in vain.
-            let Ok(place) = places.clone().try_acquire_owned() else {
+            let Ok(permit) = permits.clone().try_acquire_owned() else {
                 self.metrics.refused_sessions.inc();
                 if self.refusal_log.admits_a_line() {
                     warn!(%from, agents = most, "closed an agent's connection: all descriptors that RLIMIT_NOFILE leaves for agents are used");
@@ -133,7 +103,7 @@ impl Link {
             };
             // Read for each connection, because the CA may have changed.
             let tls = PortTls { agents: self.ca.link_tls(), peers: self.peers.clone() };
-            let incoming = IncomingConnection { from, slot: Arc::new(slot), place: Arc::new(place) };
+            let incoming = IncomingConnection { from, slot: Arc::new(slot), permit: Arc::new(permit) };
             let (metrics, refusal_log) = (self.metrics.clone(), self.refusal_log.clone());
             let proxies = self.proxies.clone();
             let serving = accept_peer(stream, incoming, proxies, tls, routers.clone(), metrics, refusal_log);
@@ -142,7 +112,7 @@ impl Link {
         drop(listener);
         // Sessions end when their senders are dropped; the caller bounds how long this may take.
         while connections.join_next().await.is_some() {}
-        let _ = places.acquire_many(most).await;
+        let _ = permits.acquire_many(most).await;
     }
 }
 
@@ -150,7 +120,7 @@ impl Link {
 struct IncomingConnection {
     from: SocketAddr,
     slot: Arc<HandshakeSlot>,
-    place: Arc<OwnedSemaphorePermit>,
+    permit: Arc<OwnedSemaphorePermit>,
 }
 
 /// By which name a peer came in.
@@ -195,7 +165,7 @@ async fn accept_peer(
     metrics: Arc<Metrics>,
     refusal_log: RefusalLog,
 ) {
-    let IncomingConnection { from, slot, place } = incoming;
+    let IncomingConnection { from, slot, permit } = incoming;
     let Ok(origin) = slot.wait_for(proxies.origin(&mut stream, from, ServerPort::Link)).await else {
         metrics.refused_sessions.inc();
         return debug!(%from, "a proxy's connection without a header was evicted for another");
@@ -206,7 +176,7 @@ async fn accept_peer(
     match slot.wait_for(handshake).await {
         Ok(Ok(Ok((stream, certificate, entrance)))) => {
             let lost = slot.clone();
-            let peer = TlsPeer { certificate, ip: from.ip(), slot, place };
+            let peer = TlsPeer { certificate, ip: from.ip(), slot, permit };
             let router = match entrance {
                 Entrance::Agents => routers.agents,
                 Entrance::Servers => routers.servers,
@@ -318,10 +288,10 @@ async fn open_link(
             .into_response();
     }
     bounded(upgrade).on_upgrade(move |socket| {
-        let TlsPeer { ip, slot, place, .. } = peer;
+        let TlsPeer { ip, slot, permit, .. } = peer;
         panics::contain(async move {
             connection::run(link, certificate, ip, slot, socket).await;
-            drop(place);
+            drop(permit);
         })
     })
 }
@@ -335,12 +305,12 @@ async fn open_peer(
         return refuse_peer(State(port.link), Extension(peer)).await;
     };
     bounded(upgrade).on_upgrade(move |socket| {
-        let TlsPeer { slot, place, .. } = peer;
+        let TlsPeer { slot, permit, .. } = peer;
         // The peer has shown who it is.
         drop(slot);
         panics::contain(async move {
             port.serve(server, socket).await;
-            drop(place);
+            drop(permit);
         })
     })
 }
@@ -360,10 +330,10 @@ async fn open_enrolment(
     upgrade: WebSocketUpgrade,
 ) -> Response {
     bounded(upgrade).on_upgrade(move |socket: WebSocket| {
-        let TlsPeer { ip, slot, place, .. } = peer;
+        let TlsPeer { ip, slot, permit, .. } = peer;
         panics::contain(async move {
             enroll::run(link, ip, &slot, socket).await;
-            drop(place);
+            drop(permit);
         })
     })
 }

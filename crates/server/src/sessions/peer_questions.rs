@@ -4,7 +4,7 @@
 //! by what this one has seen in the store, learns only whether this one holds: it asks because it may be cut
 //! off from the database, and by then others may have declared it dead.
 
-use super::listener::Link;
+use super::Link;
 use super::questions::{AgentAnswer, AgentQuestion, Unanswered};
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::StreamExt;

@@ -4,9 +4,9 @@
 //! TLS has verified that their certificate is from our own CA. That is sufficient while the operator allows
 //! it (`--readmit`).
 
-use super::connection::SessionEnd;
+use super::Link;
 use super::enroll::host_address;
-use super::listener::Link;
+use super::session_end::SessionEnd;
 use crate::pki;
 use crate::secret;
 use procfleet_core::id::AgentId;
@@ -15,7 +15,7 @@ use procfleet_store::{CertificateRecord, JoiningAgent};
 use std::net::IpAddr;
 use tokio::time::Instant;
 use tokio_rustls::rustls::pki_types::CertificateDer;
-use tracing::{info, warn};
+use tracing::info;
 
 /// Open only after a restore: otherwise an unknown agent is refused.
 pub(super) async fn is_open(link: &Link) -> bool {
@@ -36,20 +36,13 @@ pub(super) async fn readmit(
     let certificate =
         CertificateRecord { sha256: secret::hash(certificate), ca: None, issued_at, expires_at };
     let back = JoiningAgent { agent: agent.clone(), ip, certificate, version: hello.version.clone(), from };
-    match link.store.readmit(back, link.clock.wall()).await {
-        Ok(Ok(host)) => info!(%agent, %host, "an agent that the restored store did not know was readmitted"),
-        Ok(Err(reason)) => {
-            return Err(SessionEnd::Refused(format!("agent {agent} cannot be readmitted: {reason}")));
+    match link.store.readmit(back, link.clock.wall()).await? {
+        Ok(host) => {
+            info!(%agent, %host, "an agent that the restored store did not know was readmitted");
+            Ok(())
         }
-        Err(error) => {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "readmitting an agent failed; its session was refused"
-            );
-            return Err(SessionEnd::Refused("the server cannot readmit agents now".to_owned()));
-        }
+        Err(reason) => Err(SessionEnd::Refused(format!("agent {agent} cannot be readmitted: {reason}"))),
     }
-    Ok(())
 }
 
 /// Text to add to a refusal that a restored backup may explain.

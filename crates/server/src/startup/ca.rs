@@ -1,35 +1,10 @@
 //! Opens the CA as the store has decided on it.
 
-use super::sealed_ca::{self, SealStartError};
+use super::ca_opening::{CaOpening, CaStartError, replaced};
+use super::sealed_ca;
 use crate::clock::Clock;
-use crate::pki::{Ca, CaStart, PkiError};
-use procfleet_proto::link::token::hex;
-use procfleet_store::{CaChange, CaPins, CaRefusal, NewAudit, OldCa, Store, StoreError};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-use tracing::warn;
-
-#[derive(Debug, thiserror::Error)]
-pub enum CaStartError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Pki(#[from] PkiError),
-    #[error(transparent)]
-    Seal(#[from] SealStartError),
-}
-
-/// How to open the CA.
-#[derive(Clone, Copy, Debug)]
-pub struct CaOpening<'a> {
-    /// The data folder.
-    pub folder: &'a Path,
-    /// Lifetime of agents' certificates.
-    pub life: Duration,
-    pub beginning: CaStart,
-    /// Files of the seal keys, the sealing one first. Used if the store keeps the keys of CAs.
-    pub seal_keys: &'a [PathBuf],
-}
+use crate::pki::Ca;
+use procfleet_store::{CaChange, CaRefusal, OldCa, Store};
 
 /// Opens the CA: from the store if it keeps keys, else from files.
 pub async fn open(store: &Store, clock: Clock, opening: CaOpening<'_>) -> Result<Ca, CaStartError> {
@@ -62,18 +37,13 @@ async fn open_files(store: &Store, clock: Clock, opening: CaOpening<'_>) -> Resu
     Ok(ca)
 }
 
-/// The record of key files that are not those that the store knows.
-pub(super) fn replaced(clock: Clock, old: CaPins, new: CaPins) -> NewAudit {
-    let (old, new) = (hex(&old.current), hex(&new.current));
-    warn!(old, new, "the key files of the CA are not those that the store knows; the files are used");
-    let detail = format!("the key files are used; the store knew {old}");
-    NewAudit::of_server(clock.wall(), "ca_replace", new, detail)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use procfleet_store::AuditFilter;
+    use crate::pki::CaStart;
+    use procfleet_store::{AuditFilter, CaPins};
+    use std::path::Path;
+    use std::time::Duration;
 
     const LIFE: Duration = Duration::from_secs(60);
 

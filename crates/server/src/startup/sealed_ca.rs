@@ -10,57 +10,19 @@
 //! ```
 //!
 //! While nothing is sealed, the seal key is made if its file does not exist. All of it is a compare-and-swap:
-//! of servers that start at once, one decides, and the others begin anew with what it has stored.
+//! of servers that start at once, one decides, and the others start over with the keys that it has stored.
 
-use super::ca::{CaOpening, CaStartError, replaced};
+use super::ca_opening::{CaOpening, CaStartError, SealStartError, replaced};
 use crate::clock::Clock;
 use crate::pki::{Ca, CaKeys, CaStart, PkiError};
-use crate::seal::{self, FoundKeys, OpenFault, SealKeyError, SealKeyId, Sealer};
+use crate::seal::{self, FoundKeys, OpenFault, SealKeyId, Sealer};
 use procfleet_proto::link::token::hex;
 use procfleet_store::{CaChange, CaPins, CaRefusal, NewAudit, OldCa, Store, StoredCas};
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
-/// How often the start begins anew because another server was faster.
+/// How often the start is repeated because another server was faster.
 const TRIES: u32 = 5;
-
-/// Why a server does not start with these seal keys. An operator has to act.
-#[derive(Debug, thiserror::Error)]
-pub enum SealStartError {
-    #[error(transparent)]
-    Key(#[from] SealKeyError),
-    #[error(
-        "{} does not exist. The CA's private key in the store is sealed under seal key {}; this server has: {}. Copy the file \
-         from another server or from a backup. If the key is lost, one start with --new-ca makes a new CA: every host \
-         must join again then",
-        path.display(), seal::listed(needed), seal::listed(have)
-    )]
-    Missing { path: PathBuf, needed: Vec<SealKeyId>, have: Vec<SealKeyId> },
-    #[error(
-        "the CA's private key in the store is sealed under seal key {}; this server has: {}. Copy the file from another \
-         server or from a backup, and name it with --seal-key. If the key is lost, one start with --new-ca makes a new \
-         CA: every host must join again then",
-        seal::listed(needed),
-        seal::listed(have)
-    )]
-    WrongKey { needed: Vec<SealKeyId>, have: Vec<SealKeyId> },
-    #[error(
-        "the store has CA {ca}, whose private key cannot be opened with the seal key that it names. Restore the database from a backup"
-    )]
-    Unusable {
-        ca: String,
-        #[source]
-        fault: OpenFault,
-    },
-    #[error(
-        "--new-ca was given, but no CA was lost: the store has it, and this server can open its key. Start without --new-ca"
-    )]
-    NotLost,
-    #[error("a new CA would be sealed under seal key {key}, which these servers cannot open: {}. Stop them first", servers.join(", "))]
-    NoKeyAt { key: String, servers: Vec<String> },
-    #[error("other servers change the CA at the same time. Start this server again")]
-    Unsettled,
-}
 
 pub(super) async fn open(store: &Store, clock: Clock, opening: CaOpening<'_>) -> Result<Ca, CaStartError> {
     let mut made = None;
@@ -259,7 +221,7 @@ fn warn_of_plain_keys(folder: &Path) {
 mod tests {
     use super::super::ca;
     use super::*;
-    use crate::seal::{KeyFileFault, SEAL_KEY};
+    use crate::seal::{KeyFileFault, SEAL_KEY, SealKeyError};
     use procfleet_store::AuditFilter;
     use procfleet_testkit::Cluster;
     use std::os::unix::fs::PermissionsExt;

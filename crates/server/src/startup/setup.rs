@@ -47,7 +47,8 @@ pub struct Reached {
 /// start.
 ///
 /// The file is written before the app: after a crash in between, the next start finds a secret without an app
-/// and creates the app with it.
+/// and creates the app with it. Of servers that start at once on an empty store, the app of one is created,
+/// and the others remove their files: their secrets open nothing.
 pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) -> Result<(), SetupError> {
     let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
     let known = store.app(ADMIN).await?;
@@ -75,12 +76,32 @@ pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) ->
             written => written?,
         }
     }
-    if known.is_none() {
-        let app =
-            NewApp { code: ADMIN.to_owned(), secret_hash: hash, trust: AppTrust::Users, created_at: now };
-        store.create_app(app, None).await?;
+    if known.is_some() {
+        return Ok(());
     }
-    Ok(())
+    let app = NewApp { code: ADMIN.to_owned(), secret_hash: hash, trust: AppTrust::Users, created_at: now };
+    match store.create_app(app, None).await {
+        Err(StoreError::Exists { .. }) if has_secret(store, hash).await? => Ok(()),
+        Err(StoreError::Exists { .. }) if old.is_some() => {
+            Err(SetupError::Mismatch(file.display().to_string()))
+        }
+        Err(StoreError::Exists { .. }) => {
+            let removed = std::fs::remove_file(file);
+            let error = removed.err().map(tracing::field::display);
+            tracing::info!(
+                path = %file.display(), error,
+                "removing the administrator's file: another server has created the administrator at the same moment; its file has \
+                 the secret"
+            );
+            Ok(())
+        }
+        created => Ok(created?),
+    }
+}
+
+/// Whether the administrator's app has this secret. Servers may share one file.
+async fn has_secret(store: &Store, hash: [u8; 32]) -> Result<bool, StoreError> {
+    Ok(store.app(ADMIN).await?.is_some_and(|app| bool::from(app.secret_hash.ct_eq(&hash))))
 }
 
 /// Writes the pin of the API's new certificate into `admin.json`, if the file exists.
@@ -91,4 +112,52 @@ pub fn pin(file: &Path, pin: [u8; 32]) -> Result<(), PkiError> {
 
 fn write(file: &Path, admin: &AdminFile) -> Result<(), PkiError> {
     write_private(file, &serde_json::to_vec(admin).expect("texts are JSON"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_testkit::Cluster;
+    use tempfile::TempDir;
+
+    /// A server with its data folder.
+    struct Starting {
+        store: Store,
+        folder: TempDir,
+    }
+
+    impl Starting {
+        async fn on(url: &str) -> Starting {
+            let store = Store::connect(&url.parse().expect("a url")).await.expect("a store");
+            Starting { store, folder: tempfile::tempdir().expect("a temp folder") }
+        }
+
+        async fn start(&self) {
+            let at = Reached { url: "http://127.0.0.1:1".to_owned(), pin: None };
+            let started = administrator(&self.store, &self.folder.path().join("admin.json"), at, 1).await;
+            started.expect("it starts");
+        }
+
+        fn secret(&self) -> Option<String> {
+            let text = std::fs::read(self.folder.path().join("admin.json")).ok()?;
+            Some(serde_json::from_slice::<AdminFile>(&text).expect("JSON").bk_app_secret)
+        }
+    }
+
+    /// They have the seal key beforehand, so the CA keeps none of them from starting.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn of_servers_that_start_at_once_one_creates_the_administrator() {
+        for _ in 0..5 {
+            let url = tokio::task::spawn_blocking(|| Cluster::shared().database()).await.expect("a database");
+            let (one, two) = (Starting::on(&url).await, Starting::on(&url).await);
+            tokio::join!(one.start(), two.start());
+            let secrets: Vec<String> = [&one, &two].into_iter().filter_map(Starting::secret).collect();
+            let [secret] = &secrets[..] else { panic!("{} files", secrets.len()) };
+            let hash = secret::hash(secret.as_bytes());
+            assert!(has_secret(&one.store, hash).await.expect("no error"), "its secret opens the store");
+            one.start().await;
+            two.start().await;
+            assert_eq!([&one, &two].into_iter().filter_map(Starting::secret).collect::<Vec<_>>(), secrets);
+        }
+    }
 }

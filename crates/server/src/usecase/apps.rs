@@ -1,5 +1,6 @@
 //! Apps: the callers of the API, their secrets and their grants. Only administrators manage them.
 
+use super::support::store_fault::as_fault;
 use super::{AppError, Caller, Services, audit, businesses};
 use crate::secret;
 use crate::startup::setup::ADMIN;
@@ -108,18 +109,6 @@ fn built_in(code: &str, reason: &str) -> Result<(), AppError> {
         return Ok(());
     }
     Err(Faults::one("code", format!("{ADMIN} is built in: {reason}")).into())
-}
-
-/// An object that exists already, or is missing, is a fault of the request.
-pub(super) fn as_fault(error: StoreError) -> AppError {
-    match error {
-        StoreError::Exists { .. } | StoreError::Missing { .. } | StoreError::NoSuchAgent(_) => {
-            let mut faults = Faults::default();
-            faults.add("", error.to_string());
-            faults.into()
-        }
-        other => other.into(),
-    }
 }
 
 fn view(row: AppRow) -> AppView {

@@ -1,6 +1,6 @@
 //! Businesses, sets of them, and their agents. Only administrators manage them.
 
-use super::apps::as_fault;
+use super::support::store_fault::as_fault;
 use super::{AppError, Caller, Services, agents, audit};
 use procfleet_core::id::{AgentId, BusinessId};
 use procfleet_core::request::Target;

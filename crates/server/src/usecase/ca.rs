@@ -112,7 +112,7 @@ pub async fn reseal(services: &Services, caller: &Caller) -> Result<CaView, AppE
 /// Why the CA is not retired without force.
 pub(super) fn needed(agents: u64, tokens: u64) -> String {
     format!(
-        "{agents} agents have not renewed their certificates yet, and {tokens} join tokens name the old CA; they would be let \
-         in no more. Wait, or force it"
+        "{agents} agents have not renewed their certificates yet, and {tokens} join tokens name the old CA; all of \
+         them would be refused. Wait until they have renewed, or use force"
     )
 }

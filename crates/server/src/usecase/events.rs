@@ -75,7 +75,9 @@ async fn refuse_lost_cursor(services: &Services, after: u64) -> Result<(), AppEr
         let at = jiff::Timestamp::from_millisecond(at).unwrap_or_default();
         faults.add(
             "after",
-            format!("event {after} was lost when a backup of the store was restored at {at:.0}; {AGAIN}"),
+            format!(
+                "event {after} was lost when a backup of the store was restored, or its database failed over, at {at:.0}; {AGAIN}"
+            ),
         );
     } else if after > services.store.newest_event_number().await? {
         faults.add(

@@ -2,7 +2,9 @@
 //! first generation, see `registration`.
 
 use super::{AppError, Caller, Services, access};
+use procfleet_core::AgentId;
 use procfleet_proto::http::groups::{GroupInfos, GroupQuery, group_info};
+use procfleet_store::FoundTarget;
 
 /// In the order of the targets. A host without groups, or of another business, has none in the answer.
 pub async fn of_targets(
@@ -11,11 +13,13 @@ pub async fn of_targets(
     query: GroupQuery,
 ) -> Result<GroupInfos, AppError> {
     access::permit_namespace(caller, &query.namespace)?;
-    let agents = services.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
-    let known = services.store.process_groups(&query.namespace).await?;
+    let found = services.store.resolve_within(&query.targets, caller.rights.businesses()).await?;
+    let agents: Vec<Option<AgentId>> = found.into_iter().map(FoundTarget::agent).collect();
+    let asked = agents.iter().flatten().cloned().collect();
+    let known = services.store.process_groups(&query.namespace, asked).await?;
     let mut infos = Vec::new();
-    for (target, found) in query.targets.iter().zip(agents) {
-        let (Some(agent), Some(host)) = (found.agent(), target.host()) else { continue };
+    for (target, agent) in query.targets.iter().zip(agents) {
+        let (Some(agent), Some(host)) = (agent, target.host()) else { continue };
         let supplier = target.supplier();
         for group in known.get(&agent).into_iter().flatten() {
             infos.push(group_info(&query.namespace, host, supplier, group));

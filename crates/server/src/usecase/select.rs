@@ -6,8 +6,9 @@ use procfleet_core::id::{AgentId, Host, ProcKey};
 use procfleet_core::request::{Request, Target};
 use procfleet_core::select::{Term, glob};
 use procfleet_core::spec::Spec;
+use procfleet_proto::http::batch::MOST_OPS;
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::operate::{MOST_OPS, OperateTargets, Selected};
+use procfleet_proto::http::operate::{OperateTargets, Selected};
 use procfleet_store::{AgentFilter, FoundTarget, ProcFilter};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -49,7 +49,8 @@ pub async fn show(
         before.get_or_insert(counts);
         let over = Instant::now() >= until;
         if counts.open == 0 || moved || over {
-            let page = services.store.task_page(id, query.ops, query.after, query.limit).await?;
+            let TaskQuery { ops, select, after, limit, wait: _ } = query;
+            let page = services.store.task_page(id, ops, select, after, limit).await?;
             let TaskPage { task, ops, next, total } = page.ok_or_else(no_task)?;
             let ops = ops.iter().filter_map(|op| op_row(&task, op)).collect();
             let data = TaskView { ops, task: row(&task) };

@@ -1,6 +1,6 @@
 //! Users: the people for whom apps act, and the tokens that identify them. Only administrators manage them.
 
-use super::apps::as_fault;
+use super::support::store_fault::as_fault;
 use super::{AppError, Caller, Services, audit};
 use crate::login_service::LoginUnanswered;
 use crate::secret;

@@ -4,7 +4,7 @@ use super::{AppError, Caller, Services, audit};
 use axum::http::Uri;
 use procfleet_proto::http::events::{WebhookRow, without_secrets};
 use procfleet_proto::http::fault::Faults;
-use procfleet_store::Webhook;
+use procfleet_store::{Lease, ServerRecord, ServerState, Webhook};
 
 const MOST: usize = 32;
 const LONGEST_URL: usize = 2_048;
@@ -27,7 +27,7 @@ pub async fn add(services: &Services, caller: &Caller, url: String) -> Result<We
     match services.store.add_webhook(url.clone(), services.clock.wall(), record).await? {
         Some(webhook) => {
             services.event_notifier.notify();
-            Ok(row(services, webhook, 0))
+            Ok(row(webhook, 0))
         }
         None => {
             faults.add("url", format!("there is a webhook for {} already", without_secrets(&url)));
@@ -60,15 +60,48 @@ pub async fn remove(services: &Services, caller: &Caller, id: u64) -> Result<(),
 pub async fn list(services: &Services) -> Result<Vec<WebhookRow>, AppError> {
     let newest = services.store.last_event().await?;
     let webhooks = services.store.webhooks().await?;
-    Ok(webhooks.into_iter().map(|webhook| row(services, webhook, newest)).collect())
+    let deliverer = deliverer(services).await?;
+    let rows = webhooks.into_iter().map(|webhook| {
+        let waits = newest > webhook.delivered;
+        let trouble = match &deliverer {
+            Deliverer::This => services.delivery_errors.get(webhook.id),
+            Deliverer::Other(name) if waits => {
+                format!("server {name} delivers; ask it why events wait (procfleet webhook list)")
+            }
+            Deliverer::None if waits => "no server delivers now; another one takes over soon".to_owned(),
+            Deliverer::Other(_) | Deliverer::None => String::new(),
+        };
+        WebhookRow { trouble, ..row(webhook, newest) }
+    });
+    Ok(rows.collect())
 }
 
-fn row(services: &Services, webhook: Webhook, newest: u64) -> WebhookRow {
+/// The server that delivers, and so knows why a delivery failed.
+enum Deliverer {
+    This,
+    Other(String),
+    /// The one that did has died.
+    None,
+}
+
+async fn deliverer(services: &Services) -> Result<Deliverer, AppError> {
+    if services.store.membership().has(Lease::Webhooks) {
+        return Ok(Deliverer::This);
+    }
+    let servers = services.store.servers().await?;
+    let delivers = |server: &ServerRecord| {
+        server.state == ServerState::Up && server.leases.iter().any(|lease| lease == Lease::Webhooks.name())
+    };
+    let found = servers.into_iter().find(delivers);
+    Ok(found.map_or(Deliverer::None, |server| Deliverer::Other(server.intro.name)))
+}
+
+fn row(webhook: Webhook, newest: u64) -> WebhookRow {
     WebhookRow {
         id: webhook.id,
         created_at: webhook.created_at / 1000,
         waiting: newest.saturating_sub(webhook.delivered),
-        trouble: services.delivery_errors.get(webhook.id),
+        trouble: String::new(),
         url: without_secrets(&webhook.url),
     }
 }

@@ -63,7 +63,7 @@ impl Delivery {
         let mut stop = self.stop.clone();
         let mut event_notifier = self.event_notifier.subscribe();
         let mut tries: HashMap<u64, Tries> = HashMap::new();
-        let mut deliveries: JoinSet<(u64, Result<Delivered, String>)> = JoinSet::new();
+        let mut deliveries: JoinSet<(u64, DeliveryEnd)> = JoinSet::new();
         loop {
             hit(Point::ServerWebhooks);
             let due = self.begin_due(&mut tries, &mut deliveries).await;
@@ -86,13 +86,16 @@ impl Delivery {
     async fn begin_due(
         &self,
         tries: &mut HashMap<u64, Tries>,
-        deliveries: &mut JoinSet<(u64, Result<Delivered, String>)>,
+        deliveries: &mut JoinSet<(u64, DeliveryEnd)>,
     ) -> Instant {
         let now = Instant::now();
         let mut due = now + LONGEST_PAUSE;
         // One server delivers for all. A delivery that another one has begun may come twice: receivers know
         // events by their numbers.
         if !self.store.membership().has(Lease::Webhooks) {
+            // Errors of earlier deliveries are stale when this server gets the lease again.
+            tries.retain(|_, tried| tried.under_way);
+            self.delivery_errors.lock().clear();
             return now + FIRST_PAUSE;
         }
         let webhooks = match self.store.webhooks().await {
@@ -122,9 +125,11 @@ impl Delivery {
                 Ok(events) if events.is_empty() => {}
                 Ok(events) => {
                     tried.under_way = true;
+                    let store = self.store.clone();
                     deliveries.spawn_blocking(move || {
-                        let delivered = panics::catch_in(|| deliver(&webhook.url, &events));
-                        (webhook.id, delivered.unwrap_or_else(|caught| Err(caught.to_string())))
+                        let may_deliver = || store.membership().has(Lease::Webhooks);
+                        let end = panics::catch_in(|| deliver(&webhook.url, &events, may_deliver));
+                        (webhook.id, end.unwrap_or_else(|caught| DeliveryEnd::Refused(caught.to_string())))
                     });
                 }
                 Err(error) => {
@@ -139,13 +144,15 @@ impl Delivery {
         due
     }
 
-    async fn ended(&self, webhook: u64, ended: Result<Delivered, String>, tries: &mut Tries) {
+    async fn ended(&self, webhook: u64, end: DeliveryEnd, tries: &mut Tries) {
         tries.under_way = false;
-        let stored = match ended {
-            Ok(Delivered { up_to }) => {
+        let stored = match end {
+            DeliveryEnd::Taken { up_to } => {
                 self.store.webhook_delivered(webhook, up_to).await.map_err(|error| error.to_string())
             }
-            Err(reason) => Err(reason),
+            DeliveryEnd::Refused(reason) => Err(reason),
+            // The receiver has nothing to do with it.
+            DeliveryEnd::NotSent => return,
         };
         match stored {
             Ok(()) => {
@@ -168,14 +175,20 @@ impl Delivery {
     }
 }
 
-/// The receiver has taken everything up to this event.
-#[derive(Clone, Copy, Debug)]
-struct Delivered {
-    up_to: u64,
+/// How a delivery ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum DeliveryEnd {
+    /// The receiver has taken everything up to this event.
+    Taken { up_to: u64 },
+    /// The receiver has taken nothing, for this reason.
+    Refused(String),
+    /// This server has no lease any longer, or does not reach the database.
+    NotSent,
 }
 
-/// Sends events of one data id at a time, in order, up to the first failure.
-fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
+/// Sends events of one data id at a time, in order, up to the first failure. A server that was stopped in
+/// between must not go on with what another one has delivered since.
+fn deliver(url: &str, events: &[EventRecord], may_deliver: impl Fn() -> bool) -> DeliveryEnd {
     let client = procfleet_http_client::client(Timeouts { connect: None, overall: TIMEOUT });
     let mut up_to = 0;
     for group in events.chunk_by(|one, next| data_id(one.event.report_id) == data_id(next.event.report_id)) {
@@ -195,17 +208,75 @@ fn deliver(url: &str, events: &[EventRecord]) -> Result<Delivered, String> {
             id,
         });
         let number = group.first().map_or(0, |first| data_id(first.event.report_id));
+        if !may_deliver() {
+            return match up_to {
+                0 => DeliveryEnd::NotSent,
+                up_to => DeliveryEnd::Taken { up_to },
+            };
+        }
         match client.post(url).send_json(delivery(number, events)) {
             Ok(answer) if answer.status().is_success() => {
                 up_to = group.last().map_or(up_to, |last| last.number);
             }
             // Events that were taken before the failure are not sent again.
-            Ok(_) | Err(_) if up_to > 0 => return Ok(Delivered { up_to }),
+            Ok(_) | Err(_) if up_to > 0 => return DeliveryEnd::Taken { up_to },
             // A redirect is a failure, too: the receiver that the administrator named has not taken the
             // events.
-            Ok(answer) => return Err(format!("http status: {}", answer.status().as_u16())),
-            Err(error) => return Err(error.to_string().replace(url, &without_secrets(url))),
+            Ok(answer) => return DeliveryEnd::Refused(format!("http status: {}", answer.status().as_u16())),
+            Err(error) => {
+                return DeliveryEnd::Refused(error.to_string().replace(url, &without_secrets(url)));
+            }
         }
     }
-    Ok(Delivered { up_to })
+    DeliveryEnd::Taken { up_to }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_core::{CloudId, Host, ProcKey};
+    use procfleet_store::NewEvent;
+
+    fn event(number: u64, report_id: i64) -> EventRecord {
+        let event = NewEvent {
+            journal: "j".to_owned(),
+            journal_number: number,
+            at: 1,
+            proc: ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() },
+            kind: "exited".to_owned(),
+            message: String::new(),
+            details: "null".to_owned(),
+            report_id,
+            proc_name: "nginx".to_owned(),
+            account: String::new(),
+        };
+        let host = Host { cloud: CloudId(0), ip: [10, 0, 0, 1].into() };
+        EventRecord { number, agent: "a".parse().expect("an agent id"), host, received_at: 1, event }
+    }
+
+    /// A server that has lost the lease, or does not reach the database for a moment, says nothing about the
+    /// receiver: the next delivery is neither late nor reported as one to a webhook that takes events again.
+    #[tokio::test]
+    async fn a_delivery_that_may_not_be_made_is_no_failure_of_its_receiver() {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let store = Store::open(&folder.path().join("server.db")).await.expect("a store");
+        let delivery = Delivery {
+            event_notifier: EventNotifier::new(store.membership().clone()),
+            store,
+            delivery_errors: DeliveryErrors::default(),
+            stop: watch::channel(false).1,
+        };
+        let nowhere = "http://127.0.0.1:1/";
+        let mut tries = Tries { under_way: true, ..Tries::default() };
+        let end = deliver(nowhere, &[event(7, 1)], || false);
+        delivery.ended(1, end, &mut tries).await;
+        assert_eq!((tries.failures, tries.next, tries.under_way), (0, None, false));
+        assert_eq!(delivery.delivery_errors.get(1), "");
+
+        tries.under_way = true;
+        let refused = tokio::task::spawn_blocking(move || deliver(nowhere, &[event(7, 1)], || true));
+        delivery.ended(1, refused.await.expect("no panic"), &mut tries).await;
+        assert_eq!((tries.failures, tries.under_way), (1, false));
+        assert_ne!(delivery.delivery_errors.get(1), "");
+    }
 }

@@ -143,8 +143,8 @@ fn page(
         }
     };
     if !beyond.is_empty() {
-        let places = vec!["?"; beyond.len()].join(", ");
-        conditions.add(format!("({key}) > ({places})"), beyond);
+        let placeholders = vec!["?"; beyond.len()].join(", ");
+        conditions.add(format!("({key}) > ({placeholders})"), beyond);
     }
     let sql = format!(
         "SELECT {COLUMNS}, {STATE}, {HEARD_RANK} FROM {TABLES} {} ORDER BY {key} LIMIT ?",

@@ -1,10 +1,9 @@
 //! The audit trail: actions and refused attempts.
 
 use super::PgStore;
-use super::columns::{integer, natural, plain, small};
+use super::columns::{count, integer, natural, plain, small};
 use super::conditions::{Conditions, Value};
 use super::fault::PgFault;
-use super::tasks::count;
 use crate::{AuditCount, AuditFilter, AuditPage, AuditRecord, NewAudit, StoreError};
 use deadpool_postgres::Transaction;
 use tokio_postgres::Row;

@@ -25,6 +25,12 @@ where
     text.parse().map_err(|error: T::Err| unreadable(what, &error))
 }
 
+/// The answer of `SELECT count(*)`.
+pub(super) fn count(rows: &[Row]) -> Result<u64, PgFault> {
+    let row = rows.first().ok_or_else(|| unreadable("a count", &"there is no row"))?;
+    Ok(natural(row.try_get(0)?))
+}
+
 /// PostgreSQL stores no NUL in a text. JSON writes it as an escape, so only plain texts can hold one.
 pub(super) fn plain(text: &str) -> String {
     match text.contains('\0') {

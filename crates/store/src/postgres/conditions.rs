@@ -121,18 +121,18 @@ impl Conditions {
     /// The agents that a selection means, as [`procfleet_core::select::means`] decides it. The columns are
     /// those of `agents`.
     pub(super) fn select(&mut self, terms: &[Term]) {
-        let mut places = AnyOf::default();
+        let mut addresses = AnyOf::default();
         for term in terms {
             match term {
                 Term::Label { key, value } => self.add(
                     "EXISTS (SELECT 1 FROM json_each_text(labels::json) AS label WHERE label.key = ? AND label.value LIKE ?)",
                     [key.clone(), like(value)],
                 ),
-                place => places.add_place(place),
+                address => addresses.add_address(address),
             }
         }
-        if !places.0.clauses.is_empty() {
-            places.close(self);
+        if !addresses.0.clauses.is_empty() {
+            addresses.close(self);
         }
     }
 
@@ -192,7 +192,7 @@ impl AnyOf {
         self.0.add(clause, values);
     }
 
-    fn add_place(&mut self, term: &Term) {
+    fn add_address(&mut self, term: &Term) {
         match term {
             Term::Addresses { cloud: Some(cloud), first, last } => {
                 let ends = [first, last].map(|ip| host_order(Host { cloud: *cloud, ip: *ip }));

@@ -4,6 +4,7 @@
 //! lock exclusively until its commit. So either the server starts after the copy is complete, or the copy is
 //! refused.
 
+use super::connect::Database;
 use super::fault::PgFault;
 use super::url::StoreUrl;
 use super::{partitions, pooler, schema};
@@ -11,10 +12,7 @@ use crate::copied_tables::{
     COPIED_TABLES, ColumnType, CopiedTable, CopyRow, CopyRows, CopyValue, UsedNumbers,
 };
 use crate::{CopyRefusal, StoreError};
-use deadpool_postgres::{
-    GenericClient, Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts,
-    Transaction,
-};
+use deadpool_postgres::{GenericClient, Hook, HookError, Object, Pool, Runtime, Timeouts, Transaction};
 use futures_util::StreamExt;
 use std::pin::pin;
 use std::time::Duration;
@@ -59,10 +57,9 @@ impl CopyTarget {
     /// Connects, and creates or migrates the tables.
     pub(crate) async fn open(url: &StoreUrl) -> Result<CopyTarget, StoreError> {
         const DOING: &str = "opening the store";
-        let connector = url.connector().map_err(|fault| StoreError::Url(fault.to_string()))?;
-        pooler::refuse(url, &connector).await?;
-        let config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let pool = Pool::builder(Manager::from_config(url.config().clone(), connector, config))
+        let database = Database::of(url)?;
+        pooler::refuse(&database, url.name()).await?;
+        let pool = Pool::builder(database.manager())
             .max_size(1)
             .timeouts(Timeouts { wait: Some(TIMEOUT), create: Some(TIMEOUT), recycle: Some(TIMEOUT) })
             .runtime(Runtime::Tokio1)
@@ -277,13 +274,14 @@ mod tests {
 
     /// What belongs to the servers and not to the fleet, and what has its default in a copy. A table or
     /// column that holds state of the fleet belongs into [`COPIED_TABLES`].
-    const NOT_COPIED: [&str; 12] = [
+    const NOT_COPIED: [&str; 13] = [
         "schema_version.",
         "store_use.",
         "servers.",
         "beats.",
         "leases.",
         "store_clock.",
+        "database_history.",
         "identity.",
         // The server seals the key files that it finds at its first start.
         "ca_keys.",

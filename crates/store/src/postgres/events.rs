@@ -22,11 +22,11 @@ use tokio_postgres::Row;
 const ADD: &str = "\
     WITH new AS MATERIALIZED ( \
         SELECT agent, received_at, journal, journal_number, at, namespace, name, kind, message, details, \
-            report_id, proc_name, account, place, row_number() OVER (ORDER BY place) AS nth \
+            report_id, proc_name, account, ordinal, row_number() OVER (ORDER BY ordinal) AS nth \
         FROM unnest($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::text[], \
             $8::text[], $9::text[], $10::text[], $11::bigint[], $12::text[], $13::text[]) WITH ORDINALITY \
             AS reported (agent, received_at, journal, journal_number, at, namespace, name, kind, message, \
-            details, report_id, proc_name, account, place) \
+            details, report_id, proc_name, account, ordinal) \
         WHERE NOT EXISTS ( \
             SELECT 1 FROM events WHERE events.agent = reported.agent AND events.journal = reported.journal \
             AND events.journal_number = reported.journal_number OFFSET 0) \
@@ -40,10 +40,10 @@ const ADD: &str = "\
             namespace, name, kind, message, details, report_id, proc_name, account \
         FROM new CROSS JOIN counter \
     ) \
-    SELECT ARRAY(SELECT place FROM new ORDER BY place)";
+    SELECT ARRAY(SELECT ordinal FROM new ORDER BY ordinal)";
 
-/// Servers receive events at once, so the event that came first need not have the lowest number. It is
-/// looked for among so many that came next.
+/// Servers receive events concurrently, so the event that was received first need not have the lowest
+/// number. The first one is searched among this many later numbers.
 const RECEIVED_AT_ONCE: i64 = 10_000;
 
 impl PgStore {
@@ -247,9 +247,9 @@ async fn insert<'a>(
             ],
         )
         .await?;
-    let places: Vec<i64> = row.try_get(0)?;
-    let new: HashSet<i64> = places.into_iter().collect();
-    Ok((1..).zip(rows).filter(|(place, _)| new.contains(place)).map(|(_, row)| *row).collect())
+    let ordinals: Vec<i64> = row.try_get(0)?;
+    let new: HashSet<i64> = ordinals.into_iter().collect();
+    Ok((1..).zip(rows).filter(|(ordinal, _)| new.contains(ordinal)).map(|(_, row)| *row).collect())
 }
 
 fn record(row: &Row) -> Result<EventRecord, PgFault> {

@@ -10,6 +10,8 @@ pub(super) enum PgFault {
     Sql(tokio_postgres::Error),
     /// The connection ended while the transaction was committed: whether it is, is not known.
     Uncertain(tokio_postgres::Error),
+    /// The database stopped answering while the unit was under way. The unit goes on.
+    Unanswered(String),
     /// There is no connection to be had.
     Connection(String),
     Unreadable {
@@ -53,6 +55,7 @@ impl PgFault {
             PgFault::Sql(error) => error,
             PgFault::NoPartition(number) => return Repeat::Partition(*number),
             PgFault::Uncertain(_)
+            | PgFault::Unanswered(_)
             | PgFault::Connection(_)
             | PgFault::Unreadable { .. }
             | PgFault::Unwritable { .. }
@@ -74,6 +77,17 @@ impl PgFault {
         }
     }
 
+    /// Whether the changes of the unit may be stored nevertheless.
+    pub(super) fn is_uncertain(&self) -> bool {
+        matches!(self, PgFault::Uncertain(_) | PgFault::Unanswered(_))
+    }
+
+    /// Whether the statement has waited for longer than `lock_timeout` or `statement_timeout`.
+    pub(super) fn is_timeout(&self) -> bool {
+        let PgFault::Sql(error) = self else { return false };
+        matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED))
+    }
+
     /// For a log line.
     pub(super) fn reason(self) -> String {
         chain(&self.during("the store"))
@@ -84,7 +98,7 @@ impl PgFault {
             PgFault::Sql(source) if is_away(&source) => StoreError::Away { doing, reason: chain(&source) },
             PgFault::Sql(source) => StoreError::Database { doing, source: DriverError::new(source) },
             PgFault::Uncertain(source) => StoreError::Uncertain { doing, source: DriverError::new(source) },
-            PgFault::Connection(reason) => StoreError::Away { doing, reason },
+            PgFault::Unanswered(reason) | PgFault::Connection(reason) => StoreError::Away { doing, reason },
             PgFault::Unreadable { what, reason } => StoreError::Unreadable { doing, what, reason },
             PgFault::Unwritable { what, reason } => StoreError::Unwritable { doing, what, reason },
             PgFault::Known(error) => error,

@@ -15,6 +15,7 @@ use crate::StoreError;
 use deadpool_postgres::Transaction;
 use futures_util::future::BoxFuture;
 use procfleet_core::AgentId;
+use procfleet_program::panics::{self, Caught};
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -161,17 +162,13 @@ impl PgStore {
 /// Carries out changes until none waits.
 async fn serve<C: LineChange>(inner: Arc<Inner>, line: fn(&Inner) -> &Line<C>) {
     while let Some((changes, senders)) = line(&inner).take() {
-        // A task of its own: a panic costs the changes of one group, not the line.
-        let group = tokio::spawn(carry_out(Arc::clone(&inner), changes, senders));
-        // The senders are dropped with the task, which tells those who wait.
-        let _ = group.await;
+        carry_out(&inner, changes, senders).await;
     }
 }
 
-async fn carry_out<C: LineChange>(inner: Arc<Inner>, changes: Vec<C>, senders: Vec<AnswerSender<C>>) {
+async fn carry_out<C: LineChange>(inner: &Arc<Inner>, changes: Vec<C>, senders: Vec<AnswerSender<C>>) {
     let group = ChangeGroup { changes, locks: Locks::Skip };
-    let done = run(&inner, &group).await.map_err(|fault| fault.during(C::DOING));
-    let replies = match done {
+    let replies = match run(inner, &group).await {
         Ok(replies) => replies,
         Err(error) => group.changes.iter().map(|_| reply_to_error(&error)).collect(),
     };
@@ -185,6 +182,7 @@ async fn carry_out<C: LineChange>(inner: Arc<Inner>, changes: Vec<C>, senders: V
     }
     if !alone.is_empty() {
         // Others in the line do not wait for these.
+        let inner = Arc::clone(inner);
         tokio::spawn(async move {
             for (change, sender) in alone {
                 let _ = sender.send(carry_out_alone(&inner, change).await);
@@ -193,13 +191,23 @@ async fn carry_out<C: LineChange>(inner: Arc<Inner>, changes: Vec<C>, senders: V
     }
 }
 
-async fn run<C: LineChange>(inner: &Inner, group: &ChangeGroup<C>) -> Result<Vec<ChangeReply<C>>, PgFault> {
-    match C::ACCESS {
-        Access::Write => inner.repeat(group, C::carry_out).await,
-        Access::Read => match inner.read_once(group, C::carry_out).await {
-            Err(fault) if inner.drops_ended_connections(&fault) => inner.read_once(group, C::carry_out).await,
-            done => done,
-        },
+/// A panic is an error of the unit, whose transaction is rolled back.
+async fn run<C: LineChange>(
+    inner: &Inner,
+    group: &ChangeGroup<C>,
+) -> Result<Vec<ChangeReply<C>>, StoreError> {
+    let unit = async {
+        match C::ACCESS {
+            Access::Write => inner.repeat(group, C::carry_out).await,
+            Access::Read => match inner.read_once(group, C::carry_out).await {
+                Err(fault) if inner.can_read_again(&fault) => inner.read_once(group, C::carry_out).await,
+                done => done,
+            },
+        }
+    };
+    match panics::catch(unit).await {
+        Ok(done) => done.map_err(|fault| fault.during(C::DOING)),
+        Err(Caught) => Err(StoreError::Panicked { doing: C::DOING }),
     }
 }
 
@@ -218,7 +226,7 @@ fn reply_to_error<C: LineChange>(error: &StoreError) -> ChangeReply<C> {
 
 async fn carry_out_alone<C: LineChange>(inner: &Inner, change: C) -> Result<C::Answer, StoreError> {
     let group = ChangeGroup { changes: vec![change], locks: Locks::Wait };
-    let replies = run(inner, &group).await.map_err(|fault| fault.during(C::DOING))?;
+    let replies = run(inner, &group).await?;
     match replies.into_iter().next() {
         Some(ChangeReply::Answer(answer)) => answer,
         Some(ChangeReply::Alone) | None => Err(StoreError::Panicked { doing: C::DOING }),

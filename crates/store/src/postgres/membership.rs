@@ -1,4 +1,4 @@
-//! The beats of this server, and what it does about servers that have none any more.
+//! Heartbeats of this server, and the takeover from servers whose heartbeats have stopped.
 //!
 //! ```text
 //! enter --> row `up` --beat, twice a second--> row stays `up`
@@ -6,34 +6,41 @@
 //!                   \--silent for TAKEOVER------> `fenced`  by another server; the same
 //! ```
 //!
-//! A row that is not `up` never is again: a server that was fenced enters anew, with another row. Every
-//! change that a server makes locks its row and checks that it is up, so a server that was stopped for a
-//! while can change nothing after others have taken over from it. Beats have a connection of their own, so
-//! that a busy pool cannot cost a server its place.
+//! A row never returns to `up`: a fenced server enters with a new row. Every change that a server makes locks
+//! its row and checks that it is up, so a server that was stopped for a while can change nothing after others
+//! have taken over from it. Beats have a connection of their own, so that a busy pool delays none.
 //!
 //! A lease belongs to a row of `servers`, and is free when that row is not up. It moves only then, so the
 //! check of the server's row fences all work that is done under leases, too.
+//!
+//! A database that went back in time (see `history`) has a prefix of the changes of all servers. So the last
+//! beat that it has of a server says which changes of that server it has, too.
 
+use super::columns::natural;
+use super::connect::{Database, OwnConnection};
 use super::fault::PgFault;
+use super::history::{DatabaseHistory, HistoryCheck};
 use super::schema;
-use super::url::Connector;
+use crate::StoreError;
 use crate::clock::boot_now;
 use crate::membership::{Lease, LivingServer, Membership, ServerId, ServerIntro, WakeMode};
-use crate::{DriverError, StoreError};
 use deadpool_postgres::{Object, Transaction};
 use procfleet_core::BootTime;
-use procfleet_core::membership::{PeerBeats, TRUST};
-use procfleet_core::store_clock::{ClockSample, Clocked, StoreClock};
+use procfleet_core::membership::{ConfirmedBeats, PeerBeats, TRUST};
+use procfleet_core::store_clock::{ClockRole, ClockSample, Clocked, JUMP, StoreClock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio_postgres::{Client, Config, GenericClient};
+use tokio_postgres::{Client, GenericClient};
 
 const BEAT: Duration = Duration::from_millis(500);
 /// A database that needs longer for a beat is away. Opening a connection included.
 const PATIENCE: Duration = Duration::from_millis(1_200);
+
+/// For taking over from a silent server, and for a correction of the store's time.
+const TAKE_OVER: Duration = Duration::from_secs(10);
 
 /// Rows of ended runs that are kept for operators.
 const KEPT_ROWS: i64 = 100;
@@ -55,6 +62,33 @@ impl Drop for RenewTask {
     }
 }
 
+/// The ends of outages of the database. A connection from before such an end may be dead without a sign: its
+/// database was stopped, or its machine is not there any more, and another one has taken over.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outages(watch::Sender<Option<Instant>>);
+
+impl Outages {
+    fn end(&self) {
+        self.0.send_replace(Some(Instant::now()));
+    }
+
+    /// Whether there was an outage since.
+    pub(super) fn since(&self, time: Instant) -> bool {
+        self.0.borrow().is_some_and(|ended| time < ended)
+    }
+
+    /// Returns some time after the end of the next outage, counted from this call and not from the first
+    /// poll.
+    pub(super) fn wait_until_over_for(&self, time: Duration) -> impl Future<Output = ()> {
+        let mut ends = self.0.subscribe();
+        async move {
+            // The sender is borrowed, so this does not fail.
+            let _ = ends.changed().await;
+            tokio::time::sleep(time).await;
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DatabaseState {
     Well,
@@ -65,7 +99,7 @@ enum DatabaseState {
 }
 
 /// Makes a row for this server. Servers of this machine whose processes are gone are fenced at once.
-/// A server that enters again drains as before: only its operator, or its end, ends that.
+/// A server that enters again keeps its drain flag; only the operator or a restart clears the flag.
 pub(super) async fn enter(client: &impl GenericClient, membership: &Membership) -> Result<ServerId, PgFault> {
     let sql = "WITH new AS (INSERT INTO servers (name, advertise, version, process, state, started_at) \
                VALUES ($1, $2, $3, $4, 'up', (extract(epoch FROM clock_timestamp()) * 1000)::bigint) RETURNING id) \
@@ -92,7 +126,7 @@ pub(super) async fn enter(client: &impl GenericClient, membership: &Membership) 
     Ok(own)
 }
 
-/// Takes all leases that are free. One statement: a server that stops in the middle holds nothing up.
+/// Takes all free leases in one statement, so that a server that stops in the middle holds no lock.
 async fn take_leases(client: &impl GenericClient, own: ServerId) -> Result<(), PgFault> {
     let sql = "UPDATE leases SET server = $1, term = term + 1 \
                WHERE NOT EXISTS (SELECT 1 FROM servers WHERE id = leases.server AND state = 'up') \
@@ -112,15 +146,24 @@ pub(super) async fn hold(tx: &Transaction<'_>, run: ServerId) -> Result<(), PgFa
 }
 
 impl Beats {
-    /// Keeps the place that [`enter`] has made.
-    pub(super) fn keep(membership: Membership, config: Config, connector: Connector) -> Beats {
+    /// Keeps the row that [`enter`] has made up.
+    pub(super) fn keep(
+        membership: Membership,
+        history: DatabaseHistory,
+        database: Database,
+        outages: Outages,
+        beating: OwnConnection,
+    ) -> Beats {
         let (sender, state) = watch::channel(DatabaseState::Well);
         let renewal = BeatTask {
             membership,
-            config,
-            connector,
+            history,
+            database,
             state: sender,
-            client: None,
+            outages,
+            client: Some(beating),
+            confirmed: ConfirmedBeats::default(),
+            loss_check: LossCheck::NotDue,
             peers: PeerBeats::default(),
             looked_at: boot_now(),
             clock: StoreClock::default(),
@@ -173,28 +216,38 @@ impl Beats {
 }
 
 /// Lets others take over at once. The database may be away by now, which costs them their wait.
-pub(super) async fn leave(connection: &Object, run: ServerId) -> Result<(), StoreError> {
+pub(super) async fn leave(connection: &Object, run: ServerId) -> Result<(), PgFault> {
     let sql = "UPDATE servers SET state = 'left' WHERE id = $1 AND state = 'up'";
-    let left = connection.execute(sql, &[&run.0]).await;
-    left.map_err(|source| StoreError::Database {
-        doing: "leaving the store",
-        source: DriverError::new(source),
-    })?;
+    connection.execute(sql, &[&run.0]).await?;
     Ok(())
 }
 
 /// The task behind [`Beats`].
 struct BeatTask {
     membership: Membership,
-    config: Config,
-    connector: Connector,
+    history: DatabaseHistory,
+    database: Database,
     state: watch::Sender<DatabaseState>,
-    client: Option<Client>,
+    outages: Outages,
+    client: Option<OwnConnection>,
+    confirmed: ConfirmedBeats,
+    loss_check: LossCheck,
     peers: PeerBeats<ServerId>,
     looked_at: BootTime,
     clock: StoreClock,
     /// Fencing waits for changes of the fenced server that are under way, so it must not delay the beats.
     takeover: Option<JoinHandle<()>>,
+}
+
+/// What is to be found out about lost changes of this server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LossCheck {
+    NotDue,
+    /// The database went back in time. Its last beat of this server is to be read, before another one
+    /// replaces it.
+    Due,
+    /// The database does not know this server, which has to enter again.
+    AllLost,
 }
 
 /// What one beat has found.
@@ -223,41 +276,74 @@ impl BeatTask {
             if now != DatabaseState::Well {
                 self.client = None;
             }
-            publish(&self.state, now);
+            if publish(&self.state, now) == Changed::Back {
+                self.outages.end();
+            }
             tokio::time::sleep(BEAT).await;
         }
     }
 
     async fn client(&mut self) -> Result<&Client, PgFault> {
-        if self.client.as_ref().is_none_or(Client::is_closed) {
-            self.client = Some(connect(&self.config, &self.connector).await?);
+        if self.client.as_ref().is_none_or(|client| client.is_closed()) {
+            let mut client = self.database.connect().await?;
+            // Before the first beat: the pool waits for it, and the number of a server that enters depends on
+            // it.
+            if self.history.record(&mut client).await? == HistoryCheck::Other {
+                self.loss_check = LossCheck::Due;
+            }
+            self.client = Some(client);
         }
-        Ok(self.client.as_ref().expect("it was just made"))
+        Ok(self.client.as_deref().expect("it was just made"))
     }
 
     async fn beat(&mut self) -> Result<Beat, PgFault> {
         let (run, load, mode) = (self.membership.run(), self.membership.load(), self.membership.wake_mode());
-        let client = self.client().await?;
+        self.client().await?;
+        self.look_for_loss(run).await?;
+        // Not a newer one, which may lead to a database that went back.
+        let client = self.client.as_deref().expect("it was just used");
         let sent_at = boot_now();
         // Beats have rows of their own: those of `servers` are locked by every change under way.
         let sql = "WITH own AS (UPDATE beats SET beat = beat + 1, agents = $2, open_ops = $3, polling = $4 \
-                   FROM servers WHERE beats.server = $1 AND servers.id = $1 AND state = 'up' RETURNING drains) \
+                   FROM servers WHERE beats.server = $1 AND servers.id = $1 AND state = 'up' RETURNING drains, beat) \
                    SELECT (SELECT drains FROM own), \
-                   (extract(epoch FROM clock_timestamp()) * 1000)::bigint + shift_ms, version, oldest_server \
-                   FROM store_clock, schema_version";
+                   (extract(epoch FROM clock_timestamp()) * 1000)::bigint + shift_ms, version, oldest_server, shift_ms, \
+                   (SELECT beat FROM own) FROM store_clock, schema_version";
         let (agents, open_ops) = (clamped(load.agents), clamped(load.open_ops));
         let polling = mode == WakeMode::Polling;
         let row = client.query_one(sql, &[&run.0, &agents, &open_ops, &polling]).await?;
-        let sample = ClockSample { sent_at, received_at: boot_now(), store_ms: row.try_get(1)? };
+        let (store_ms, shift_ms) = (row.try_get(1)?, row.try_get(4)?);
+        let sample = ClockSample { sent_at, received_at: boot_now(), store_ms, shift_ms };
         let oldest: i64 = row.try_get(3)?;
         if oldest > schema::known() {
             return Ok(Beat::Newer(row.try_get(2)?));
         }
         let Some(drains) = row.try_get::<_, Option<bool>>(0)? else { return Ok(Beat::Fenced) };
         self.membership.own().confirm(sent_at);
+        self.confirmed.confirm(natural(row.try_get(5)?), sent_at);
         self.follow_clock(sample);
         self.look(run, drains).await?;
         Ok(Beat::Confirmed)
+    }
+
+    /// After the database went back in time: tells which changes of this server it may have lost.
+    async fn look_for_loss(&mut self, run: ServerId) -> Result<(), PgFault> {
+        if self.loss_check != LossCheck::Due {
+            return Ok(());
+        }
+        let client = self.client.as_deref().expect("the check is due since there is a connection");
+        let sql = "SELECT beat FROM beats JOIN servers ON id = server WHERE server = $1 AND state = 'up'";
+        let row = client.query_opt(sql, &[&run.0]).await?;
+        let last = row.map(|row| row.try_get(0)).transpose()?.map(natural);
+        let safe_until = self.confirmed.went_back_to(last);
+        self.loss_check = match last {
+            Some(_) => {
+                self.membership.publish(|view| view.loss = view.loss.again(safe_until));
+                LossCheck::NotDue
+            }
+            None => LossCheck::AllLost,
+        };
+        Ok(())
     }
 
     /// Looks at the other servers and the leases.
@@ -284,7 +370,7 @@ impl BeatTask {
             alive.insert(id, server);
             newest = row.try_get(5)?;
             if id != run {
-                beats.push((id, u64::try_from(beat).unwrap_or(0)));
+                beats.push((id, natural(beat)));
             }
         }
         let mut free = false;
@@ -305,8 +391,7 @@ impl BeatTask {
         self.looked_at = now;
         let silent = self.peers.observe(now, &beats);
         if (free || !silent.is_empty()) && self.takeover.as_ref().is_none_or(JoinHandle::is_finished) {
-            let (config, connector) = (self.config.clone(), self.connector.clone());
-            self.takeover = Some(tokio::spawn(take_over(config, connector, run, silent)));
+            self.takeover = Some(tokio::spawn(take_over(self.database.clone(), run, silent)));
         }
         self.membership.publish(|view| {
             view.run = run;
@@ -320,19 +405,23 @@ impl BeatTask {
     }
 
     fn follow_clock(&mut self, sample: ClockSample) {
-        match self.clock.observe(sample) {
+        let role = match self.membership.has(Lease::Clock) {
+            true => ClockRole::Corrects,
+            false => ClockRole::Follows,
+        };
+        match self.clock.observe(sample, role) {
             Clocked::Fits => {}
             Clocked::Odd => tracing::debug!("the database's clock does not fit; looking again"),
             Clocked::Jumped(by_ms) => {
                 let busy = self.takeover.as_ref().is_some_and(|task| !task.is_finished());
-                if self.membership.has(Lease::Clock) && !busy {
+                if role == ClockRole::Corrects && !busy {
                     tracing::error!(
                         by_ms,
                         "the database's clock has jumped; the store's time goes on as before, by a correction that is stored. Check the clocks of the database's machines"
                     );
-                    let (config, connector) = (self.config.clone(), self.connector.clone());
-                    let run = self.membership.run();
-                    self.takeover = Some(tokio::spawn(shift_clock(config, connector, run, by_ms)));
+                    let (database, run) = (self.database.clone(), self.membership.run());
+                    let jump = ClockJump { by_ms, offset: self.clock.offset().unwrap_or_default() };
+                    self.takeover = Some(tokio::spawn(shift_clock(database, run, jump)));
                 }
             }
             Clocked::Adopted(by_ms) => tracing::error!(
@@ -340,6 +429,7 @@ impl BeatTask {
                 "the database's clock has jumped and no server could correct it; deadlines of open ops move with it. Check the clocks of the database's machines"
             ),
         }
+        self.membership.set_clock_jumps(self.clock.jumps());
         if let Some(offset) = self.clock.offset() {
             self.membership.set_offset(offset);
         }
@@ -353,14 +443,28 @@ impl BeatTask {
         let client = self.client().await?;
         let run = enter(client, &membership).await?;
         client.execute("UPDATE server_seal_keys SET run = $1 WHERE run = $2", &[&run.0, &old.0]).await?;
-        tracing::error!(
-            server = run.0,
-            "other servers have declared this one dead while it did not reach the database; its sessions end, and it goes on as a new server"
-        );
+        self.confirmed = ConfirmedBeats::default();
+        let is_lost = self.loss_check == LossCheck::AllLost;
+        match is_lost {
+            true => tracing::error!(
+                server = run.0,
+                "the database failed over or was restored, and does not know this server; its sessions end, and it goes on as a new server"
+            ),
+            false => tracing::error!(
+                server = run.0,
+                "other servers have declared this one dead while it did not reach the database; its sessions end, and it goes on as a new server"
+            ),
+        }
         self.membership.publish(|view| {
             view.run = run;
             view.leases.clear();
+            if is_lost {
+                view.loss = view.loss.again(BootTime(0));
+            }
         });
+        if is_lost {
+            self.loss_check = LossCheck::NotDue;
+        }
         Ok(())
     }
 }
@@ -375,9 +479,10 @@ fn silence() -> String {
 
 /// Declares silent servers dead and takes the leases that are free. What fails is tried again with the next
 /// look.
-async fn take_over(config: Config, connector: Connector, run: ServerId, silent: Vec<(ServerId, u64)>) {
+async fn take_over(database: Database, run: ServerId, silent: Vec<(ServerId, u64)>) {
     let taken = async {
-        let client = connect(&config, &connector).await?;
+        let client = database.connect().await?;
+        // Fencing waits for the changes of the fenced server.
         client.batch_execute("SET lock_timeout = '2s'; SET statement_timeout = '5s'").await?;
         for (id, beat) in silent {
             let sql = "UPDATE servers SET state = 'fenced' FROM beats \
@@ -390,37 +495,58 @@ async fn take_over(config: Config, connector: Connector, run: ServerId, silent: 
                 );
             }
         }
-        take_leases(&client, run).await
+        take_leases(&*client, run).await
     };
-    if let Err(fault) = taken.await {
+    if let Err(fault) = answered_within(TAKE_OVER, taken).await {
         tracing::debug!(reason = fault.reason(), "taking over from a silent server failed; trying again");
     }
 }
 
-async fn shift_clock(config: Config, connector: Connector, run: ServerId, by_ms: i64) {
+/// A jump of the database's clock that is to be corrected.
+#[derive(Clone, Copy, Debug)]
+struct ClockJump {
+    by_ms: i64,
+    /// What is added to a boot time to get the store's time, as if there were no jump.
+    offset: i64,
+}
+
+/// Changes nothing if the store's time is not off by this jump any longer: it was corrected after the sample
+/// was taken, or the clock was set once more.
+async fn shift_clock(database: Database, run: ServerId, ClockJump { by_ms, offset }: ClockJump) {
     let shifted = async {
-        let client = connect(&config, &connector).await?;
+        let client = database.connect().await?;
         let sql = "UPDATE store_clock SET shift_ms = shift_ms - $2 \
-                   WHERE EXISTS (SELECT 1 FROM leases WHERE name = 'clock' AND server = $1)";
-        client.execute(sql, &[&run.0, &by_ms]).await?;
+                   WHERE EXISTS (SELECT 1 FROM leases WHERE name = 'clock' AND server = $1) \
+                   AND abs((extract(epoch FROM clock_timestamp()) * 1000)::bigint + shift_ms - $2 - $3) <= $4";
+        let expected = clamped(boot_now().0).saturating_add(offset);
+        let tolerance = i64::try_from(JUMP.as_millis()).unwrap_or(i64::MAX);
+        client.execute(sql, &[&run.0, &by_ms, &expected, &tolerance]).await?;
         Ok::<(), PgFault>(())
     };
-    if let Err(fault) = shifted.await {
+    if let Err(fault) = answered_within(TAKE_OVER, shifted).await {
         tracing::warn!(reason = fault.reason(), "correcting the store's time failed; trying again");
     }
 }
 
-/// A connection outside the pool. It ends with its client.
-pub(super) async fn connect(config: &Config, connector: &Connector) -> Result<Client, PgFault> {
-    let (client, connection) = config.connect(connector.clone()).await?;
-    // Its errors are those of the client's calls.
-    tokio::spawn(async move {
-        let _ = connection.await;
-    });
-    Ok(client)
+/// A database that says nothing must not keep its caller for ever.
+pub(super) async fn answered_within<T>(
+    time: Duration,
+    work: impl Future<Output = Result<T, PgFault>>,
+) -> Result<T, PgFault> {
+    let silence = || PgFault::Connection(format!("the database has not answered for {} s", time.as_secs()));
+    tokio::time::timeout(time, work).await.unwrap_or_else(|_| Err(silence()))
 }
 
-fn publish(state: &watch::Sender<DatabaseState>, now: DatabaseState) {
+/// The changes that a beat has made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Changed {
+    /// The database was away and answers again.
+    Back,
+    Otherwise,
+}
+
+fn publish(state: &watch::Sender<DatabaseState>, now: DatabaseState) -> Changed {
+    let is_back = now == DatabaseState::Well && matches!(&*state.borrow(), DatabaseState::Away(_));
     state.send_if_modified(|known| {
         match (&*known, &now) {
             (DatabaseState::Well, DatabaseState::Away(reason)) => tracing::error!(
@@ -441,7 +567,12 @@ fn publish(state: &watch::Sender<DatabaseState>, now: DatabaseState) {
         *known = now;
         changed
     });
+    match is_back {
+        true => Changed::Back,
+        false => Changed::Otherwise,
+    }
 }
+
 /// A process of this machine: boot, pid namespace, pid and start time. None of them means anything on another
 /// machine or in another container.
 struct ProcessId;
@@ -466,7 +597,7 @@ impl ProcessId {
         Some(format!("{} {} {pid} {start}", boot.trim(), namespace.display()))
     }
 
-    /// Whether this was a process of this machine and namespace, and is none any more.
+    /// Whether the process belonged to this machine and pid namespace, and has ended.
     fn is_gone(process: &str) -> bool {
         let parts: Vec<&str> = process.split(' ').collect();
         let (Some(own), [boot, namespace, pid, _]) = (ProcessId::of("self"), parts.as_slice()) else {
@@ -478,7 +609,37 @@ impl ProcessId {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PgStore;
     use super::*;
+    use procfleet_testkit::Cluster;
+
+    /// A server may still have a sample from before its correction when the correction is stored.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_jump_is_corrected_once() {
+        const HOUR: i64 = 3_600_000;
+        let url = tokio::task::spawn_blocking(|| Cluster::shared().database()).await.expect("a database");
+        let url = url.parse().expect("a url");
+        let store = PgStore::open(&url).await.expect("it opens");
+        let (membership, database) = (store.membership(), Database::of(&url).expect("a url"));
+        let offset = membership.store_offset().expect("a shared store") - HOUR;
+        for _ in 0..2 {
+            shift_clock(database.clone(), membership.run(), ClockJump { by_ms: HOUR, offset }).await;
+        }
+        let client = database.connect().await.expect("a connection");
+        let row = client.query_one("SELECT shift_ms FROM store_clock", &[]).await.expect("a row");
+        assert_eq!(row.get::<_, i64>(0), -HOUR);
+    }
+
+    /// Otherwise a unit could wait for ever at a connection to a database that another one has replaced.
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_that_ends_before_the_first_poll_counts() {
+        let outages = Outages::default();
+        let over = outages.wait_until_over_for(Duration::from_secs(5));
+        outages.end();
+        tokio::time::timeout(Duration::from_secs(60), over).await.expect("it has ended");
+        let next = outages.wait_until_over_for(Duration::from_secs(5));
+        tokio::time::timeout(Duration::from_secs(60), next).await.expect_err("no other one has ended");
+    }
 
     #[test]
     fn only_a_process_of_this_machine_and_namespace_is_known_to_be_gone() {

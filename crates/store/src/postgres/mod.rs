@@ -7,7 +7,9 @@
 //! beat   --> its own connection, twice a second: does the database answer, and which servers are alive?
 //! ```
 //!
-//! - A unit is never cancelled: the caller may stop waiting, and the unit goes on.
+//! - A unit is never cancelled by its caller, who may stop waiting while the unit goes on. Only a unit that
+//!   an outage of the database has left without an answer is given up, some seconds after the outage.
+//! - A unit or a read that panics fails alone, as [`StoreError::Panicked`].
 //! - A unit that lost a race (serialization failure, deadlock, lock timeout) is repeated as a whole.
 //! - While beats get no answer, every method returns [`StoreError::Away`] at once, and those that wait
 //!   return it, too.
@@ -24,15 +26,19 @@ mod ca;
 mod certificates;
 mod columns;
 mod conditions;
+mod connect;
 mod connects;
 mod copy;
 mod events;
 mod fault;
 mod generation;
+mod history;
+mod join;
 mod line;
 mod membership;
 mod ops;
 mod partitions;
+mod pool;
 mod pooler;
 mod proc_list;
 mod proc_reports;
@@ -44,6 +50,8 @@ mod schema;
 mod servers;
 mod submissions;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod tokens;
 mod url;
 mod users;
@@ -51,20 +59,23 @@ mod wakeups;
 
 use crate::StoreError;
 use crate::membership::{Membership, MembershipView};
-use agents::Join;
 use certificates::PresentedCertificate;
 use conditions::{Value, numbered};
+use connect::Database;
 use connects::{Connect, Disconnect};
-use deadpool_postgres::{
-    Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts, Transaction,
-};
+use deadpool_postgres::Transaction;
 use events::EventReport;
 use fault::{PgFault, Repeat};
 use futures_util::future::BoxFuture;
+use history::DatabaseHistory;
+use join::Join;
 use line::Line;
-use membership::Beats;
+use membership::{Beats, Outages, answered_within};
+use pool::ConnectionPool;
 use proc_reports::AgentProcs;
 use process_groups::AgentGroups;
+use procfleet_core::TaskId;
+use procfleet_program::panics::{self, Caught};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::{IsolationLevel, Row};
@@ -72,25 +83,15 @@ pub use url::{StoreUrl, UrlFault};
 use wakeups::Wakeups;
 pub(crate) use {copy::CopyTarget, copy::CopyTransaction, partitions::DAY_BITS};
 
-/// Connections of the pool. Each is one backend of the database; more than its cores gain little.
-const CONNECTIONS: usize = 8;
 /// How often a unit is tried that loses races.
 const TRIES: u32 = 4;
 
-/// Settings of every connection. A server that stops in the middle of a transaction must not hold its locks
-/// for long. JIT costs more than it gains for short statements. Nearly every statement has its index; a plan
-/// that was made when a table was small, or before its statistics were there, must not read all of it later.
-const SETTINGS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '2s'; \
-     SET idle_in_transaction_session_timeout = '5s'; SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 3; \
-     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 15000; SET jit = off; SET seq_page_cost = 100; SET TimeZone = 'UTC'; \
-     SET client_min_messages = warning";
-
-/// Waiting for a free connection, opening one, and checking one that was used before.
-const TIMEOUTS: Timeouts = Timeouts {
-    wait: Some(Duration::from_millis(1_500)),
-    create: Some(Duration::from_millis(1_500)),
-    recycle: Some(Duration::from_millis(500)),
-};
+/// How long a unit that began before the end of an outage may go on after that end.
+const GIVE_UP: Duration = Duration::from_secs(5);
+/// For the short statements at the start of a server. A standby that a commit waits for may be stopped.
+const ENTER: Duration = Duration::from_secs(10);
+/// A server that ends does not wait for the database for longer.
+const LEAVE: Duration = Duration::from_secs(2);
 
 /// The engine. Clones share one pool.
 #[derive(Clone, Debug)]
@@ -100,9 +101,10 @@ pub(crate) struct PgStore {
 
 #[derive(Debug)]
 struct Inner {
-    pool: Pool,
+    pool: ConnectionPool,
     membership: Membership,
     beats: Beats,
+    outages: Outages,
     _wakeups: Wakeups,
     joins: Line<Join>,
     presented: Line<PresentedCertificate>,
@@ -119,37 +121,32 @@ impl PgStore {
     /// Connects, and creates or migrates the tables.
     pub(crate) async fn open(url: &StoreUrl) -> Result<PgStore, StoreError> {
         const DOING: &str = "opening the store";
-        let connector = url.connector().map_err(|fault| StoreError::Url(fault.to_string()))?;
+        let database = Database::of(url)?;
         // Before the settings, which a pooler would pass on to its other clients.
-        pooler::refuse(url, &connector).await?;
-        let manager = Manager::from_config(
-            url.config().clone(),
-            connector.clone(),
-            ManagerConfig { recycling_method: RecyclingMethod::Fast },
-        );
-        let pool = Pool::builder(manager)
-            .max_size(CONNECTIONS)
-            .timeouts(TIMEOUTS)
-            .runtime(Runtime::Tokio1)
-            .post_create(Hook::async_fn(|client, _| {
-                Box::pin(async move { client.batch_execute(SETTINGS).await.map_err(HookError::Backend) })
-            }))
-            .build()
-            .expect("a runtime is given, which the timeouts need");
-        let mut first = pool.get().await.map_err(|error| PgFault::from(error).during(DOING))?;
+        pooler::refuse(&database, url.name()).await?;
+        let outages = Outages::default();
+        let history = DatabaseHistory::default();
+        let pool = ConnectionPool::new(&database, outages.clone(), history.clone());
+        let mut first = pool.get().await.map_err(|fault| fault.during(DOING))?;
         schema::migrate(&mut first, url.name()).await?;
-        copy::record_use(&mut first, url.name()).await?;
         let (membership, outgoing) = Membership::shared();
-        let client: &tokio_postgres::Client = &first;
-        let run = membership::enter(client, &membership).await.map_err(|fault| fault.during(DOING))?;
+        let entered = async {
+            copy::record_use(&mut first, url.name()).await?;
+            // Opened here: on a busy machine a new connection may take longer than a beat has.
+            let mut beating = database.connect().await?;
+            history.record(&mut beating).await?;
+            Ok((membership::enter(&*beating, &membership).await?, beating))
+        };
+        let (run, beating) = answered_within(ENTER, entered).await.map_err(|fault| fault.during(DOING))?;
         drop(first);
         membership.publish(|view| view.run = run);
-        let beats = Beats::keep(membership.clone(), url.config().clone(), connector.clone());
-        let wakeups = Wakeups::start(membership.clone(), outgoing, url.config().clone(), connector);
+        let beats = Beats::keep(membership.clone(), history, database.clone(), outages.clone(), beating);
+        let wakeups = Wakeups::start(membership.clone(), outgoing, database);
         let inner = Inner {
             pool,
             membership,
             beats,
+            outages,
             _wakeups: wakeups,
             joins: Line::default(),
             presented: Line::default(),
@@ -215,10 +212,11 @@ impl PgStore {
 
     pub(crate) async fn close(self) -> Result<(), StoreError> {
         self.inner.beats.stop();
-        let left = match self.inner.connection().await {
-            Ok(connection) => membership::leave(&connection, self.inner.membership.run()).await,
-            Err(fault) => Err(fault.during("leaving the store")),
-        };
+        let left = answered_within(LEAVE, async {
+            let connection = self.inner.pool.get().await?;
+            membership::leave(&connection, self.inner.membership.run()).await
+        });
+        let left = left.await.map_err(|fault| fault.during("leaving the store"));
         self.inner.pool.close();
         left?;
         tracing::debug!(store = self.inner.name, "store closed");
@@ -237,17 +235,41 @@ impl PgStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
+        self.unit(doing, arguments, work).await.map_err(|fault| fault.during(doing))
+    }
+
+    /// As [`PgStore::write`], for the unit that creates this task: an error after which the task may be
+    /// stored names it.
+    async fn write_task<A, T>(
+        &self,
+        doing: &'static str,
+        task: TaskId,
+        arguments: A,
+        work: UnitFn<A, T>,
+    ) -> Result<T, StoreError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.unit(doing, arguments, work).await.map_err(|fault| match fault.is_uncertain() {
+            true => StoreError::TaskUncertain { task, source: Box::new(fault.during(doing)) },
+            false => fault.during(doing),
+        })
+    }
+
+    async fn unit<A, T>(&self, doing: &'static str, arguments: A, work: UnitFn<A, T>) -> Result<T, PgFault>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+    {
         let inner = Arc::clone(&self.inner);
-        let unit = tokio::spawn(async move { inner.repeat(&arguments, work).await });
-        let done = tokio::select! {
+        // A panic fails this unit alone: its transaction is rolled back when the task unwinds.
+        let unit = tokio::spawn(panics::contain(async move { inner.repeat(&arguments, work).await }));
+        tokio::select! {
             biased;
             done = unit => done.map_err(|error| StoreError::from_join(doing, &error))?,
-            reason = self.inner.beats.wait_until_away() => {
-                // The unit goes on; whether it is committed is not known.
-                return Err(StoreError::Away { doing, reason });
-            }
-        };
-        done.map_err(|fault| fault.during(doing))
+            reason = self.inner.beats.wait_until_away() => Err(PgFault::Unanswered(reason)),
+        }
     }
 
     /// Several statements in one snapshot.
@@ -258,7 +280,7 @@ impl PgStore {
     {
         let read = async {
             match self.inner.read_once(&arguments, look).await {
-                Err(fault) if self.inner.drops_ended_connections(&fault) => {
+                Err(fault) if self.inner.can_read_again(&fault) => {
                     self.inner.read_once(&arguments, look).await
                 }
                 done => done,
@@ -291,11 +313,7 @@ impl PgStore {
     ) -> Result<Vec<Row>, StoreError> {
         let read = async {
             match self.inner.rows_once(sql, values, planned).await {
-                Err(fault) if self.inner.drops_ended_connections(&fault) => {
-                    self.inner.rows_once(sql, values, planned).await
-                }
-                Err(fault) if fault.repeat() == Repeat::StaleStatement => {
-                    self.inner.pool.manager().statement_caches.clear();
+                Err(fault) if self.inner.can_read_again(&fault) => {
                     self.inner.rows_once(sql, values, planned).await
                 }
                 done => done,
@@ -311,7 +329,9 @@ impl PgStore {
         rows: &[Row],
         convert: impl Fn(&Row) -> Result<T, PgFault>,
     ) -> Result<Vec<T>, StoreError> {
-        rows.iter().map(convert).collect::<Result<_, _>>().map_err(|fault| fault.during(doing))
+        let read = || rows.iter().map(convert).collect::<Result<_, _>>();
+        let read = panics::catch_in(read).map_err(|Caught| StoreError::Panicked { doing })?;
+        read.map_err(|fault: PgFault| fault.during(doing))
     }
 
     /// Waits for a read, or until the database is away.
@@ -322,7 +342,10 @@ impl PgStore {
     ) -> Result<T, StoreError> {
         tokio::select! {
             biased;
-            done = read => done.map_err(|fault| fault.during(doing)),
+            done = panics::catch(read) => match done {
+                Ok(done) => done.map_err(|fault| fault.during(doing)),
+                Err(Caught) => Err(StoreError::Panicked { doing }),
+            },
             reason = self.inner.beats.wait_until_away() => Err(StoreError::Away { doing, reason }),
         }
     }
@@ -339,49 +362,65 @@ enum Planned {
 type UnitFn<A, T> = for<'a> fn(&'a Transaction<'a>, &'a A) -> BoxFuture<'a, Result<T, PgFault>>;
 
 impl Inner {
-    async fn connection(&self) -> Result<Object, PgFault> {
-        Ok(self.pool.get().await?)
-    }
-
     async fn read_once<A, T>(&self, arguments: &A, look: UnitFn<A, T>) -> Result<T, PgFault> {
-        let mut connection = self.connection().await?;
-        let snapshot = connection
-            .build_transaction()
-            .isolation_level(IsolationLevel::RepeatableRead)
-            .read_only(true)
-            .start()
-            .await?;
-        let seen = look(&snapshot, arguments).await?;
-        snapshot.commit().await?;
-        Ok(seen)
+        let outage = self.outage();
+        let mut connection = self.pool.get().await?;
+        let read = async {
+            let snapshot = connection
+                .build_transaction()
+                .isolation_level(IsolationLevel::RepeatableRead)
+                .read_only(true)
+                .start()
+                .await?;
+            let seen = look(&snapshot, arguments).await?;
+            snapshot.commit().await?;
+            Ok(seen)
+        };
+        unless_given_up(outage, read).await
     }
 
     async fn rows_once(&self, sql: &str, values: &[Value], planned: Planned) -> Result<Vec<Row>, PgFault> {
-        let connection = self.connection().await?;
+        let outage = self.outage();
+        let connection = self.pool.get().await?;
         let sql = numbered(sql);
-        match planned {
-            Planned::Now => {
-                let values: Vec<_> = values.iter().map(|value| (value.as_sql(), value.sql_type())).collect();
-                Ok(connection.query_typed(&sql, &values).await?)
+        let read = async {
+            match planned {
+                Planned::Now => {
+                    let values: Vec<_> =
+                        values.iter().map(|value| (value.as_sql(), value.sql_type())).collect();
+                    Ok(connection.query_typed(&sql, &values).await?)
+                }
+                Planned::Once => {
+                    let types: Vec<_> = values.iter().map(Value::sql_type).collect();
+                    let statement = connection.prepare_typed_cached(&sql, &types).await?;
+                    let values: Vec<_> = values.iter().map(Value::as_sql).collect();
+                    Ok(connection.query(&statement, &values).await?)
+                }
             }
-            Planned::Once => {
-                let types: Vec<_> = values.iter().map(Value::sql_type).collect();
-                let statement = connection.prepare_typed_cached(&sql, &types).await?;
-                let values: Vec<_> = values.iter().map(Value::as_sql).collect();
-                Ok(connection.query(&statement, &values).await?)
-            }
-        }
+        };
+        unless_given_up(outage, read).await
     }
 
-    /// Whether a read failed because its connection has ended, so that it can be repeated on a new one. The
-    /// pool may not have noticed yet that the database has closed connections that nobody used; all of those
-    /// go.
-    fn drops_ended_connections(&self, fault: &PgFault) -> bool {
-        let has_ended = matches!(fault, PgFault::Sql(error) if error.is_closed());
+    /// Whether a read that failed can be repeated at once, and prepares that: its connection has ended or
+    /// leads to a standby, or its statements are out of date. The pool may not have noticed yet that the
+    /// database has closed connections that nobody used; all of those go.
+    fn can_read_again(&self, fault: &PgFault) -> bool {
+        let has_ended =
+            matches!(fault, PgFault::Sql(error) if error.is_closed()) || fault.repeat() == Repeat::Demoted;
+        let is_stale = fault.repeat() == Repeat::StaleStatement;
         if has_ended {
-            self.pool.retain(|_, _| false);
+            self.pool.drop_idle();
         }
-        has_ended
+        if is_stale {
+            self.pool.forget_statements();
+        }
+        has_ended || is_stale
+    }
+
+    /// For [`unless_given_up`]. Called before the work takes its connection: an outage that ends right after
+    /// that counts, too.
+    fn outage(&self) -> impl Future<Output = ()> {
+        self.outages.wait_until_over_for(GIVE_UP)
     }
 
     async fn repeat<A, T>(&self, arguments: &A, work: UnitFn<A, T>) -> Result<T, PgFault> {
@@ -393,10 +432,16 @@ impl Inner {
             };
             match fault.repeat() {
                 Repeat::Conflict if tries < TRIES => {}
-                Repeat::StaleStatement if tries == 1 => self.pool.manager().statement_caches.clear(),
-                Repeat::Partition(number) if tries < TRIES => partitions::create_for(self, number).await?,
+                Repeat::StaleStatement if tries == 1 => self.pool.forget_statements(),
+                Repeat::Partition(number) if tries < TRIES => {
+                    match partitions::create_for(self, number).await {
+                        Err(fault) if fault.repeat() != Repeat::Conflict => return Err(fault),
+                        // Another transaction creates or drops partitions; the unit itself is tried again.
+                        Ok(()) | Err(_) => {}
+                    }
+                }
                 Repeat::Demoted => {
-                    self.pool.retain(|_, _| false);
+                    self.pool.drop_idle();
                     return Err(fault);
                 }
                 Repeat::Conflict | Repeat::StaleStatement | Repeat::Partition(_) | Repeat::Never => {
@@ -408,11 +453,31 @@ impl Inner {
     }
 
     async fn once<A, T>(&self, arguments: &A, work: UnitFn<A, T>) -> Result<T, PgFault> {
-        let mut connection = self.connection().await?;
-        let transaction = connection.transaction().await?;
-        membership::hold(&transaction, self.membership.run()).await?;
-        let done = work(&transaction, arguments).await?;
-        transaction.commit().await.map_err(PgFault::commit)?;
-        Ok(done)
+        let outage = self.outage();
+        let mut connection = self.pool.get().await?;
+        let unit = async {
+            let transaction = connection.transaction().await?;
+            membership::hold(&transaction, self.membership.run()).await?;
+            let done = work(&transaction, arguments).await?;
+            transaction.commit().await.map_err(PgFault::commit)?;
+            Ok(done)
+        };
+        unless_given_up(outage, unit).await
+    }
+}
+
+/// Gives up after an outage if the connection has not answered since. The callers have been told that the
+/// database is away.
+async fn unless_given_up<T>(
+    outage: impl Future<Output = ()>,
+    work: impl Future<Output = Result<T, PgFault>>,
+) -> Result<T, PgFault> {
+    tokio::select! {
+        // A unit that has ended is not given up.
+        biased;
+        done = work => done,
+        () = outage => {
+            Err(PgFault::Connection("the connection was given up after an outage of the database".to_owned()))
+        }
     }
 }

@@ -28,7 +28,7 @@ impl PgStore {
     }
 
     pub(crate) async fn open_ops(&self, scope: OpScope) -> Result<Vec<OpenOpRow>, StoreError> {
-        // Whoever has the lease decides about ops of agents that nobody holds; others do not ask for them.
+        // Only the holder of the lease `unheld` reads the ops of agents without a living server.
         let reader = OpReader { run: self.membership().run(), unheld: self.membership().has(Lease::Unheld) };
         self.read("reading open ops", (scope, reader), |tx, (scope, reader)| {
             Box::pin(async move {
@@ -84,16 +84,17 @@ impl OpReader {
         agents: Option<&Vec<AgentId>>,
     ) -> Result<Vec<OpenOpRow>, PgFault> {
         let numbers: Vec<i64> = ids.iter().map(|id| integer(id.number)).collect();
-        let sql = "SELECT number, stamp, created_at, requests_json, cancelled_at IS NOT NULL, boot, boot_ms FROM tasks \
-               WHERE number = ANY($1)";
+        // An op of an earlier generation may have been sent in the time that was lost.
+        let sql = "SELECT number, stamp, created_at, requests_json, cancelled_at IS NOT NULL, boot, boot_ms, \
+               created_at > (SELECT coalesce(max(began_at), -1) FROM generations) FROM tasks WHERE number = ANY($1)";
         let statement = tx.prepare_cached(sql).await?;
         let mut tasks = HashMap::with_capacity(ids.len());
         for row in tx.query(&statement, &[&numbers]).await? {
             let id = TaskId { number: natural(row.try_get(0)?), stamp: natural(row.try_get(1)?) };
             let accepted = ClockReading { wall: row.try_get(2)?, mark: mark_if_any(&row, 5)? };
             let requests: Vec<RequestHead> = from_json("a task's requests", row.try_get(3)?)?;
-            let cancelled: bool = row.try_get(4)?;
-            tasks.insert(id, (accepted, requests, cancelled));
+            let (cancelled, is_of_generation): (bool, bool) = (row.try_get(4)?, row.try_get(7)?);
+            tasks.insert(id, (accepted, requests, cancelled, is_of_generation));
         }
         // An op was not sent before if no session can have sent it: the agent had none when the op was
         // accepted, or the session of that time is this server's own, which knows what it has sent. OFFSET 0
@@ -122,7 +123,7 @@ impl OpReader {
         for row in tx.query(&statement, &values).await? {
             let Some(id) = known.get(&natural(row.try_get(0)?)) else { continue };
             // A number with another stamp is another store's.
-            let Some((accepted, requests, cancelled)) = tasks.get(id) else { continue };
+            let Some((accepted, requests, cancelled, is_of_generation)) = tasks.get(id) else { continue };
             let index = small("a request's index", row.try_get(2)?)?;
             let request = usize::try_from(index).ok().and_then(|index| requests.get(index));
             let request =
@@ -139,7 +140,10 @@ impl OpReader {
                 start_by: row.try_get(8)?,
                 deadline: row.try_get(9)?,
                 cancelled: *cancelled,
-                sent: if row.try_get(11)? { SentBefore::No } else { SentBefore::Maybe },
+                sent: match *is_of_generation && row.try_get(11)? {
+                    true => SentBefore::No,
+                    false => SentBefore::Maybe,
+                },
                 epoch: row.try_get::<_, Option<i64>>(10)?.map(|epoch| Epoch(natural(epoch))),
                 holder: row.try_get::<_, Option<i64>>(15)?.map(ServerId),
                 dismissal: dismissal(&row, 12)?,

@@ -15,8 +15,9 @@
 //! one another pid when it asks again. Other clients of the pooler may hide this for a moment, so the proof
 //! is tried several times.
 
-use super::url::{Connector, StoreUrl};
-use crate::{DriverError, StoreError};
+use super::connect::Database;
+use super::fault::PgFault;
+use crate::StoreError;
 use std::time::Duration;
 use tokio_postgres::{Client, Error, SimpleQueryMessage};
 
@@ -24,16 +25,14 @@ const ROUNDS: usize = 3;
 /// For opening both connections and all rounds.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-pub(super) async fn refuse(url: &StoreUrl, connector: &Connector) -> Result<(), StoreError> {
+/// `name` is the store's, for messages.
+pub(super) async fn refuse(database: &Database, name: &str) -> Result<(), StoreError> {
     const DOING: &str = "opening the store";
-    let has_sessions = tokio::time::timeout(PATIENCE, has_sessions(url, connector)).await;
+    let has_sessions = tokio::time::timeout(PATIENCE, has_sessions(database)).await;
     match has_sessions {
         Ok(Ok(true)) => Ok(()),
-        Ok(Ok(false)) => Err(StoreError::Pooler { store: url.name().to_owned() }),
-        Ok(Err(error)) if error.as_db_error().is_none() => {
-            Err(StoreError::Away { doing: DOING, reason: super::fault::chain(&error) })
-        }
-        Ok(Err(error)) => Err(StoreError::Database { doing: DOING, source: DriverError::new(error) }),
+        Ok(Ok(false)) => Err(StoreError::Pooler { store: name.to_owned() }),
+        Ok(Err(error)) => Err(PgFault::Sql(error).during(DOING)),
         Err(_) => {
             let reason = format!("the database has not answered for {} s", PATIENCE.as_secs());
             Err(StoreError::Away { doing: DOING, reason })
@@ -41,8 +40,8 @@ pub(super) async fn refuse(url: &StoreUrl, connector: &Connector) -> Result<(), 
     }
 }
 
-async fn has_sessions(url: &StoreUrl, connector: &Connector) -> Result<bool, Error> {
-    let (first, second) = (connect(url, connector).await?, connect(url, connector).await?);
+async fn has_sessions(database: &Database) -> Result<bool, Error> {
+    let (first, second) = (database.connect_as_it_is().await?, database.connect_as_it_is().await?);
     let mut pids: Option<(String, String)> = None;
     for _ in 0..ROUNDS {
         let before = (backend(&first).await?, backend(&second).await?);
@@ -54,15 +53,6 @@ async fn has_sessions(url: &StoreUrl, connector: &Connector) -> Result<bool, Err
         pids = Some(before);
     }
     Ok(true)
-}
-
-async fn connect(url: &StoreUrl, connector: &Connector) -> Result<Client, Error> {
-    let (client, connection) = url.config().connect(connector.clone()).await?;
-    // It ends with its client, and its errors are those of the client's calls.
-    tokio::spawn(async move {
-        let _ = connection.await;
-    });
-    Ok(client)
 }
 
 /// A simple query: a prepared statement would be lost in the pooler, with an error that says something else.

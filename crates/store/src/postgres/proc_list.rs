@@ -75,7 +75,7 @@ impl PgStore {
     ) -> Result<HashSet<(AgentId, ProcKey)>, StoreError> {
         const DOING: &str = "looking for known procs";
         // OFFSET 0: each is looked up in the index, and nothing is joined.
-        let sql = "SELECT place FROM unnest(?, ?, ?) WITH ORDINALITY AS asked (agent, namespace, name, place) \
+        let sql = "SELECT ordinal FROM unnest(?, ?, ?) WITH ORDINALITY AS asked (agent, namespace, name, ordinal) \
                    WHERE EXISTS (SELECT 1 FROM procs WHERE procs.agent = asked.agent \
                    AND procs.namespace = asked.namespace AND procs.name = asked.name OFFSET 0)";
         let agents = asked.iter().map(|(agent, _)| agent.to_string()).collect();
@@ -86,9 +86,9 @@ impl PgStore {
             .unzip();
         let values = [Value::Texts(agents), Value::Texts(namespaces), Value::Texts(names)];
         let rows = self.rows(DOING, sql, &values).await?;
-        let places = self.converted(DOING, &rows, |row| Ok(row.try_get(0)?))?;
-        let places: HashSet<i64> = places.into_iter().collect();
-        let known = (1..).zip(asked).filter(|(place, _)| places.contains(place));
+        let ordinals = self.converted(DOING, &rows, |row| Ok(row.try_get(0)?))?;
+        let ordinals: HashSet<i64> = ordinals.into_iter().collect();
+        let known = (1..).zip(asked).filter(|(ordinal, _)| ordinals.contains(ordinal));
         Ok(known.map(|(_, asked)| asked).collect())
     }
 }

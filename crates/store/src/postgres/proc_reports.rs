@@ -237,20 +237,20 @@ pub(super) async fn lock_enrolled(
 /// One record for each proc, the one with the highest revision. A statement cannot write a row twice.
 fn newest(procs: Vec<ProcRecord>) -> Vec<ProcRecord> {
     let mut newest: Vec<ProcRecord> = Vec::with_capacity(procs.len());
-    let mut places = HashMap::with_capacity(procs.len());
+    let mut indexes = HashMap::with_capacity(procs.len());
     for mut record in procs {
         record.proc = plain_key(record.proc);
         record.listing.state = plain(&record.listing.state);
         if record.status.contains('\0') {
             record.status = plain(&record.status);
         }
-        match places.entry(record.proc.clone()) {
-            Entry::Vacant(place) => {
-                place.insert(newest.len());
+        match indexes.entry(record.proc.clone()) {
+            Entry::Vacant(index) => {
+                index.insert(newest.len());
                 newest.push(record);
             }
-            Entry::Occupied(place) => {
-                let known = &mut newest[*place.get()];
+            Entry::Occupied(index) => {
+                let known = &mut newest[*index.get()];
                 if record.revision > known.revision {
                     *known = record;
                 }
@@ -425,10 +425,10 @@ async fn update<'a>(
     let sql = "UPDATE procs SET revision = found.revision, status_json = found.status_json, state = found.state, \
                start_rank = found.start_rank, failed = found.failed \
                FROM (SELECT reported.*, (SELECT stored.ctid FROM procs AS stored WHERE stored.agent = reported.agent \
-               AND stored.namespace = reported.namespace AND stored.name = reported.name) AS place \
+               AND stored.namespace = reported.namespace AND stored.name = reported.name) AS stored_ctid \
                FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::bigint[], $8::boolean[]) \
                AS reported (agent, namespace, name, revision, status_json, state, start_rank, failed) OFFSET 0) AS found \
-               WHERE procs.ctid = found.place AND procs.revision < found.revision RETURNING procs.agent";
+               WHERE procs.ctid = found.stored_ctid AND procs.revision < found.revision RETURNING procs.agent";
     let mut written: HashMap<AgentId, usize> = HashMap::with_capacity(reports.len());
     for row in tx.query_typed(sql, &Columns::of(&procs).values()).await? {
         *written.entry(agent_id(&row, 0)?).or_default() += 1;

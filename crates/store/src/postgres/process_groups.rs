@@ -1,6 +1,7 @@
 //! The process groups of each namespace, as the agents report them.
 
 use super::PgStore;
+use super::agents::ids;
 use super::columns::{agent, from_json, integer, plain, to_json};
 use super::conditions::Value;
 use super::fault::PgFault;
@@ -38,10 +39,11 @@ impl PgStore {
     pub(crate) async fn process_groups(
         &self,
         namespace: &str,
+        agents: Vec<AgentId>,
     ) -> Result<HashMap<AgentId, Vec<ProcessGroup>>, StoreError> {
         const DOING: &str = "reading process groups";
-        let sql = "SELECT agent, groups_json FROM process_groups WHERE namespace = ?";
-        let rows = self.rows(DOING, sql, &[Value::Text(plain(namespace))]).await?;
+        let sql = "SELECT agent, groups_json FROM process_groups WHERE agent = ANY(?) AND namespace = ?";
+        let rows = self.rows(DOING, sql, &[ids(&agents).into(), Value::Text(plain(namespace))]).await?;
         let found = self.converted(DOING, &rows, |row| {
             Ok((agent(row, 0)?, from_json("process groups", row.try_get(1)?)?))
         })?;
@@ -128,7 +130,7 @@ async fn store(
     let sessions = group.changes.iter().map(|report| (&report.agent, report.epoch)).collect();
     let locked = lock_sessions(tx, sessions, group.locks).await?;
     let mut replies = Vec::with_capacity(locked.len());
-    // Most agents have none, which they say whenever they connect.
+    // Most agents report at each connect that they have no groups. Their rows are deleted together.
     let mut without: Vec<&str> = Vec::new();
     for (report, lock) in group.changes.iter().zip(locked) {
         replies.push(match lock {

@@ -1,11 +1,11 @@
 //! Readmits agents that a restored store does not know, or whose certificate it does not know.
 
 use super::PgStore;
-use super::agents;
 use super::audit::insert_audit;
 use super::certificates;
 use super::columns;
 use super::fault::PgFault;
+use super::join;
 use crate::types::Belonging;
 use crate::{CertificateRecord, JoiningAgent, LINK, NewAudit, ReadmitRefusal, Replaces, StoreError};
 use deadpool_postgres::Transaction;
@@ -60,7 +60,7 @@ async fn admit(
         ReturningAgent::Nobody => {}
     }
     // If another agent gets the host at the same time, the unit is repeated.
-    if agents::insert(tx, back, &belonging, "{}", now).await? {
+    if join::insert(tx, back, &belonging, "{}", now).await? {
         return Ok(Ok(host));
     }
     // Another server has readmitted the same agent meanwhile.

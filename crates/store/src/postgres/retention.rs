@@ -24,13 +24,30 @@ impl PgStore {
         Ok(deleted)
     }
 
-    /// Drops the partitions of days before this time that have no tasks left.
+    /// Drops the partitions of days before this time that have no tasks left. Nobody waits for that: if a
+    /// transaction uses them for long, the next call goes on.
     async fn drop_days(&self, before: i64) -> Result<(), StoreError> {
         const DOING: &str = "dropping the ops of old tasks";
         let end = partitions::day_of(partitions::base(before));
         let days = self.read(DOING, (), |tx, ()| Box::pin(partitions::days(tx))).await?;
         for day in days.into_iter().filter(|day| *day < end) {
-            self.write(DOING, day, |tx, day| Box::pin(partitions::drop_day(tx, *day))).await?;
+            let unused = self.read(DOING, day, |tx, day| Box::pin(partitions::unused(tx, *day))).await?;
+            for (table, state) in unused.unwrap_or_default() {
+                let detached = async { Ok(partitions::detach(&self.inner, table, day, state).await) };
+                match self.answered(DOING, detached).await? {
+                    Ok(()) => {}
+                    Err(fault) if fault.is_timeout() => {
+                        tracing::info!(
+                            table,
+                            day,
+                            "a transaction has used old ops for long; they are dropped when it has ended"
+                        );
+                        return Ok(());
+                    }
+                    Err(fault) => return Err(fault.during(DOING)),
+                }
+            }
+            self.write(DOING, day, |tx, day| Box::pin(partitions::drop_detached(tx, *day))).await?;
         }
         Ok(())
     }

@@ -5,13 +5,14 @@
 
 use super::fault::{PgFault, Repeat};
 use crate::StoreError;
-use deadpool_postgres::Object;
+use deadpool_postgres::{GenericClient, Object};
 use std::time::Duration;
 
 const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001_init.sql"),
     include_str!("migrations/0002_store_use.sql"),
     include_str!("migrations/0003_procs_in_place.sql"),
+    include_str!("migrations/0004_database_history.sql"),
 ];
 
 /// The first of the two numbers of our advisory locks: the letters "proc".
@@ -35,9 +36,11 @@ pub(super) async fn migrate(connection: &mut Object, name: &str) -> Result<(), S
         match step(connection, name).await {
             Ok(()) => return Ok(()),
             Err(fault) if fault.repeat() == Repeat::Conflict && attempt < TRIES => {
+                let holders = holders(connection).await.unwrap_or_default();
                 tracing::info!(
                     store = name,
                     attempt,
+                    holders,
                     "waiting to upgrade the store's schema: a table or the migration is locked"
                 );
                 tokio::time::sleep(PAUSE).await;
@@ -46,6 +49,16 @@ pub(super) async fn migrate(connection: &mut Object, name: &str) -> Result<(), S
         }
     }
     unreachable!("the loop ends by returning")
+}
+
+/// The other connections that have locks on tables or on the migration, for operators.
+async fn holders(client: &impl GenericClient) -> Result<String, PgFault> {
+    let sql = "SELECT string_agg(DISTINCT format('pid %s (%s, %s)', pid, usename, application_name), ', ') \
+               FROM pg_locks JOIN pg_stat_activity USING (pid) \
+               WHERE granted AND pid <> pg_backend_pid() AND datname = current_database() \
+               AND (relation >= 16384 OR (locktype = 'advisory' AND classid = $1::bigint))";
+    let row = client.query_one(sql, &[&i64::from(LOCKS)]).await?;
+    Ok(row.try_get::<_, Option<String>>(0)?.unwrap_or_default())
 }
 
 async fn step(connection: &mut Object, name: &str) -> Result<(), PgFault> {
@@ -72,4 +85,30 @@ async fn step(connection: &mut Object, name: &str) -> Result<(), PgFault> {
                oldest_server = greatest(schema_version.oldest_server, $2)";
     transaction.execute(sql, &[&known(), &OLDEST_SERVER]).await?;
     Ok(transaction.commit().await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::connect::Database;
+    use super::*;
+    use procfleet_testkit::Cluster;
+
+    #[tokio::test]
+    async fn the_holders_of_locks_are_named() {
+        let url = tokio::task::spawn_blocking(|| Cluster::shared().database()).await.expect("a database");
+        let connect = async |application: &str| {
+            let url = format!("{url}?application_name={application}").parse().expect("a url");
+            let pool = deadpool_postgres::Pool::builder(Database::of(&url).expect("a url").manager());
+            pool.build().expect("no timeouts").get().await.expect("a connection")
+        };
+        let (mut holder, reader) = (connect("holds").await, connect("reads").await);
+        holder.batch_execute("CREATE TABLE t (x int)").await.expect("a table");
+        assert_eq!(holders(&reader).await.expect("readable"), "");
+        for sql in ["LOCK TABLE t IN ACCESS SHARE MODE", "SELECT pg_advisory_xact_lock(1886547811, 1)"] {
+            let transaction = holder.transaction().await.expect("a transaction");
+            transaction.batch_execute(sql).await.expect("a lock");
+            let named = holders(&reader).await.expect("readable");
+            assert!(named.starts_with("pid ") && named.ends_with("(procfleet, holds)"), "{sql}: {named}");
+        }
+    }
 }

@@ -45,7 +45,7 @@ impl PgStore {
                 _ => ServerState::Dead,
             };
             let is_up = state == ServerState::Up;
-            // What a server that has ended said last is not so any more.
+            // The last figures of a server that has ended are stale.
             let load = match is_up {
                 true => ServerLoad { agents: natural(row.try_get(7)?), open_ops: natural(row.try_get(8)?) },
                 false => ServerLoad::default(),

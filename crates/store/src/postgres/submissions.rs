@@ -6,7 +6,7 @@
 use super::PgStore;
 use super::columns::{from_json, integer, natural, plain};
 use super::fault::PgFault;
-use super::tasks::{insert, next_number, requests_json};
+use super::tasks::{insert, requests_json};
 use crate::clock::ClockMark;
 use crate::types::StoredTarget;
 use crate::{KeyKind, NewTask, StoreError, Submission, Submitted};
@@ -36,20 +36,26 @@ impl PgStore {
     ) -> Result<Submitted, StoreError> {
         const DOING: &str = "creating a task under a key";
         let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
-        self.write(DOING, (task, requests, submission), |tx, (task, requests, submission)| {
-            Box::pin(async move {
-                let number = next_number(tx, task.created_at).await?;
-                if !take_key(tx, number, task, submission).await? {
-                    // The row is locked now, and a new statement sees it.
-                    let earlier = earlier(tx, &task.app, submission).await?;
-                    if let Some(earlier) = not_overtaken(tx, submission, earlier).await? {
-                        return Ok(earlier);
+        let id = self.next_id(DOING, &task).await?;
+        self.write_task(
+            DOING,
+            id,
+            (id, task, requests, submission),
+            |tx, (id, task, requests, submission)| {
+                Box::pin(async move {
+                    if !take_key(tx, *id, task, submission).await? {
+                        // The row is locked now, and a new statement sees it.
+                        let earlier = earlier(tx, &task.app, submission).await?;
+                        if let Some(earlier) = not_overtaken(tx, submission, earlier).await? {
+                            return Ok(earlier);
+                        }
+                        replace_key(tx, *id, task, submission).await?;
                     }
-                    replace_key(tx, number, task, submission).await?;
-                }
-                Ok(Submitted::New(insert(tx, number, task, requests).await?))
-            })
-        })
+                    insert(tx, *id, task, requests).await?;
+                    Ok(Submitted::New(*id))
+                })
+            },
+        )
         .await
     }
 }
@@ -57,7 +63,7 @@ impl PgStore {
 /// Inserts the key, or takes over one that is older than the window. False: the key is in use.
 async fn take_key(
     tx: &Transaction<'_>,
-    number: i64,
+    id: TaskId,
     task: &NewTask,
     submission: &Submission,
 ) -> Result<bool, PgFault> {
@@ -80,7 +86,7 @@ async fn take_key(
     let statement = tx.prepare_cached(sql).await?;
     let (app, key) = (plain(&task.app), plain(&submission.key.text));
     let hash = submission.request_hash.as_slice();
-    let stamp = integer(task.stamp);
+    let (number, stamp) = (integer(id.number), integer(id.stamp));
     let (boot, boot_ms) = columns_of(task.mark);
     let (since_boot, since_ms) = columns_of(submission.since.mark);
     let values: [&(dyn tokio_postgres::types::ToSql + Sync); 11] = [
@@ -102,7 +108,7 @@ async fn take_key(
 /// A request id whose task was overtaken refers to the newer task from now on.
 async fn replace_key(
     tx: &Transaction<'_>,
-    number: i64,
+    id: TaskId,
     task: &NewTask,
     submission: &Submission,
 ) -> Result<(), PgFault> {
@@ -110,7 +116,8 @@ async fn replace_key(
                WHERE app = $1 AND key = $2 AND request_hash = $3";
     let statement = tx.prepare_cached(sql).await?;
     let (app, key) = (plain(&task.app), plain(&submission.key.text));
-    let (hash, stamp) = (submission.request_hash.as_slice(), integer(task.stamp));
+    let hash = submission.request_hash.as_slice();
+    let (number, stamp) = (integer(id.number), integer(id.stamp));
     let (boot, boot_ms) = columns_of(task.mark);
     tx.execute(&statement, &[&app, &key, &hash, &number, &stamp, &task.created_at, &boot, &boot_ms]).await?;
     Ok(())

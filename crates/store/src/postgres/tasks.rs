@@ -3,7 +3,7 @@
 use super::PgStore;
 use super::audit::insert_audit;
 use super::columns::{
-    agent_if_any, from_json, integer, natural, parsed, plain, small, target, to_json, unreadable,
+    agent_if_any, count, from_json, integer, natural, parsed, plain, small, target, to_json, unreadable,
 };
 use super::conditions::{Conditions, Value};
 use super::fault::PgFault;
@@ -14,6 +14,7 @@ use crate::{
 };
 use deadpool_postgres::Transaction;
 use procfleet_core::request::Target;
+use procfleet_core::select::Term;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, TaskId};
 use procfleet_proto::http::query::{OpFilter, TaskProgress};
 use tokio_postgres::Row;
@@ -26,13 +27,23 @@ impl PgStore {
     pub(crate) async fn create_task(&self, task: NewTask) -> Result<TaskId, StoreError> {
         const DOING: &str = "creating a task";
         let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
-        self.write(DOING, (task, requests), |tx, (task, requests)| {
+        let id = self.next_id(DOING, &task).await?;
+        self.write_task(DOING, id, (id, task, requests), |tx, (id, task, requests)| {
             Box::pin(async move {
-                let number = next_number(tx, task.created_at).await?;
-                insert(tx, number, task, requests).await
+                insert(tx, *id, task, requests).await?;
+                Ok(*id)
             })
         })
         .await
+    }
+
+    /// A new id of the day of the task. No other task ever gets it. It is taken before the unit, so that an
+    /// error can name the task.
+    pub(super) async fn next_id(&self, doing: &'static str, task: &NewTask) -> Result<TaskId, StoreError> {
+        let rows = self.prepared_rows(doing, "SELECT nextval('task_sequence')", &[]).await?;
+        let numbers = self.converted(doing, &rows, |row| Ok(row.try_get::<_, i64>(0)?))?;
+        let number = partitions::base(task.created_at) + numbers[0];
+        Ok(TaskId { stamp: task.stamp, number: natural(number) })
     }
 
     pub(crate) async fn task(&self, id: TaskId) -> Result<Option<TaskRecord>, StoreError> {
@@ -78,19 +89,24 @@ impl PgStore {
         &self,
         id: TaskId,
         filter: OpFilter,
+        select: Vec<Term>,
         after: Option<u32>,
         limit: u32,
     ) -> Result<Option<TaskPage>, StoreError> {
-        let arguments = (id, filter, after, limit);
-        self.read("reading a page of a task's results", arguments, |tx, &(id, filter, after, limit)| {
+        const DOING: &str = "reading a page of a task's results";
+        let arguments = (id, filter, select, after, limit);
+        self.read(DOING, arguments, |tx, (id, filter, select, after, limit)| {
+            let (id, filter, after, limit) = (*id, *filter, *after, *limit);
             Box::pin(async move {
                 let Some(task) = task(tx, id).await? else { return Ok(None) };
-                let mut conditions = op_conditions(&task, filter);
+                let mut conditions = op_conditions(&task, filter, select);
                 let total = match filter {
-                    OpFilter::All => task.counts.total,
-                    OpFilter::Open => task.counts.open,
-                    OpFilter::Ended => task.counts.total.saturating_sub(task.counts.open),
-                    OpFilter::Failed => {
+                    OpFilter::All if select.is_empty() => task.counts.total,
+                    OpFilter::Open if select.is_empty() => task.counts.open,
+                    OpFilter::Ended if select.is_empty() => {
+                        task.counts.total.saturating_sub(task.counts.open)
+                    }
+                    OpFilter::All | OpFilter::Open | OpFilter::Ended | OpFilter::Failed => {
                         let sql = format!("SELECT count(*) FROM {OPS} {}", conditions.filter());
                         let rows = PgStore::rows_in(tx, &sql, conditions.values()).await?;
                         count(&rows)?
@@ -149,21 +165,14 @@ const TASKS: &str = "tasks JOIN task_counts USING (number)";
 const OPS: &str = "ops LEFT JOIN LATERAL (SELECT code, message, content, ended_at FROM outcomes \
                    WHERE outcomes.task = ops.task AND outcomes.idx = ops.idx OFFSET 0) AS its_outcome ON true";
 
-/// A new number of the day of this time. No other task ever gets it.
-pub(super) async fn next_number(tx: &Transaction<'_>, at: i64) -> Result<i64, PgFault> {
-    let statement = tx.prepare_cached("SELECT nextval('task_sequence')").await?;
-    let sequence: i64 = tx.query_one(&statement, &[]).await?.try_get(0)?;
-    Ok(partitions::base(at) + sequence)
-}
-
 /// The task, its ops and its audit record.
 pub(super) async fn insert(
     tx: &Transaction<'_>,
-    number: i64,
+    id: TaskId,
     task: &NewTask,
     requests: &str,
-) -> Result<TaskId, PgFault> {
-    let id = TaskId { stamp: task.stamp, number: natural(number) };
+) -> Result<(), PgFault> {
+    let number = integer(id.number);
     insert_task(tx, number, task, requests).await?;
     insert_ops(tx, number, task).await?;
     if let Some(mut entry) = task.audit.clone() {
@@ -172,7 +181,7 @@ pub(super) async fn insert(
         }
         insert_audit(tx, &entry).await?;
     }
-    Ok(id)
+    Ok(())
 }
 
 pub(super) fn requests_json(task: &NewTask) -> Result<String, PgFault> {
@@ -393,9 +402,14 @@ async fn add_late_reports(tx: &Transaction<'_>, id: TaskId, ops: &mut [OpRecord]
     Ok(())
 }
 
-fn op_conditions(task: &TaskRecord, filter: OpFilter) -> Conditions {
+fn op_conditions(task: &TaskRecord, filter: OpFilter, select: &[Term]) -> Conditions {
     let mut conditions = Conditions::default();
     conditions.equals("ops.task", Some(integer(task.id.number)));
+    if !select.is_empty() {
+        let mut selected = Conditions::default();
+        selected.select(select);
+        conditions.within("agent", "SELECT agent_id FROM agents", selected);
+    }
     match filter {
         OpFilter::All => {}
         OpFilter::Open => conditions.always("code IS NULL"),
@@ -434,9 +448,4 @@ fn conditions(filter: &TaskFilter) -> Conditions {
         conditions.add("created_at >= ?", [since]);
     }
     conditions
-}
-
-pub(super) fn count(rows: &[Row]) -> Result<u64, PgFault> {
-    let row = rows.first().ok_or_else(|| unreadable("a count", &"there is no row"))?;
-    Ok(natural(row.try_get(0)?))
 }

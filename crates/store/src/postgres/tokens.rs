@@ -1,26 +1,16 @@
 //! Join tokens.
 
 use super::PgStore;
-use super::agents::{lost_before, occupant, permit};
 use super::audit::insert_audit;
 use super::ca;
 use super::columns::{business, hash, plain, small};
-use super::conditions::Value;
 use super::fault::PgFault;
 use crate::types::Belonging;
 use crate::{JoinTokenRefusal, NewAudit, NewToken, Replaces, StoreError, TokenRecord, TokenUse};
 use deadpool_postgres::Transaction;
-use procfleet_core::{CloudId, Host};
-use std::net::IpAddr;
+use procfleet_core::CloudId;
 use subtle::ConstantTimeEq;
 use tokio_postgres::Row;
-
-impl Belonging {
-    /// The host that an agent with this address is on.
-    pub(super) fn host(&self, ip: IpAddr) -> Host {
-        Host { cloud: self.cloud, ip }
-    }
-}
 
 impl PgStore {
     pub(crate) async fn create_token(&self, token: NewToken) -> Result<(), StoreError> {
@@ -55,33 +45,6 @@ impl PgStore {
             })
         })
         .await
-    }
-
-    pub(crate) async fn join_refusal(
-        &self,
-        token: TokenUse,
-        ip: IpAddr,
-        now: i64,
-    ) -> Result<Option<JoinTokenRefusal>, StoreError> {
-        const DOING: &str = "checking a join token";
-        let sql = "SELECT id, tokens.cloud_id, tokens.business_id, created_at, expires_at, uses_left, replaces, \
-                   tokens.revoked_at, secret_hash, agents.agent_id, agents.business_id, \
-                   epoch > 0 AND agents.revoked_at IS NULL AND (connected OR changed_at > ?), labels FROM tokens \
-                   LEFT JOIN agents ON agents.cloud_id = tokens.cloud_id AND ip = ? AND retired_at IS NULL \
-                   LEFT JOIN sessions ON sessions.agent_id = agents.agent_id WHERE id = ?";
-        let values = [Value::Int(lost_before(now)), ip.to_string().into(), plain(&token.id).into()];
-        let rows = self.prepared_rows(DOING, sql, &values).await?;
-        let refusal = |row: &Row| -> Result<Option<JoinTokenRefusal>, PgFault> {
-            let belonging = match check(row, &token, now)? {
-                Ok(belonging) => belonging,
-                Err(refusal) => return Ok(Some(refusal)),
-            };
-            let there: Option<&str> = row.try_get(9)?;
-            let occupant = there.map(|_| occupant(row, 9)).transpose()?;
-            Ok(permit(occupant.as_ref(), &belonging, ip).err())
-        };
-        let found = self.converted(DOING, &rows, refusal)?.pop();
-        Ok(found.unwrap_or(Some(JoinTokenRefusal::Unknown)))
     }
 
     pub(crate) async fn tokens(&self) -> Result<Vec<TokenRecord>, StoreError> {
@@ -149,7 +112,11 @@ pub(super) async fn lock(
 }
 
 /// Checks a token, which is a row with [`COLUMNS`], without using it.
-fn check(row: &Row, token: &TokenUse, now: i64) -> Result<Result<Belonging, JoinTokenRefusal>, PgFault> {
+pub(super) fn check(
+    row: &Row,
+    token: &TokenUse,
+    now: i64,
+) -> Result<Result<Belonging, JoinTokenRefusal>, PgFault> {
     // The secret first: a wrong one reveals nothing else about the token.
     if !bool::from(hash(row, 8)?.ct_eq(&token.secret_hash)) {
         return Ok(Err(JoinTokenRefusal::Unknown));

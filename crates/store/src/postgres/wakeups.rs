@@ -10,9 +10,8 @@
 //! repaired by the dispatcher's own look at the store. A pooler may accept LISTEN and never deliver, so a
 //! server trusts only what it has heard from itself.
 
+use super::connect::{Database, OwnConnection};
 use super::fault::PgFault;
-use super::membership;
-use super::url::Connector;
 use crate::membership::{Membership, Wake, WakeMode};
 use procfleet_core::TaskId;
 use std::collections::HashSet;
@@ -21,8 +20,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::AsyncMessage;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Config};
 
 const CHANNEL: &str = "procfleet";
 /// How long wake-ups are collected before they are sent together.
@@ -48,22 +47,16 @@ impl Wakeups {
     pub(super) fn start(
         membership: Membership,
         outgoing: mpsc::Receiver<Wake>,
-        config: Config,
-        connector: Connector,
+        database: Database,
     ) -> Wakeups {
-        let sending = tokio::spawn(send(outgoing, config.clone(), connector.clone(), membership.clone()));
-        let listening = tokio::spawn(listen(membership, config, connector));
+        let sending = tokio::spawn(send(outgoing, database.clone(), membership.clone()));
+        let listening = tokio::spawn(listen(membership, database));
         Wakeups(vec![sending.abort_handle(), listening.abort_handle()])
     }
 }
 
-async fn send(
-    mut outgoing: mpsc::Receiver<Wake>,
-    config: Config,
-    connector: Connector,
-    membership: Membership,
-) {
-    let mut client: Option<Client> = None;
+async fn send(mut outgoing: mpsc::Receiver<Wake>, database: Database, membership: Membership) {
+    let mut client: Option<OwnConnection> = None;
     let mut wakes = Vec::new();
     while outgoing.recv_many(&mut wakes, 1).await > 0 {
         sleep(COLLECT).await;
@@ -71,7 +64,7 @@ async fn send(
             wakes.push(wake);
         }
         let distinct: HashSet<Wake> = wakes.drain(..).collect();
-        let sent = timeout(CONNECT, notify(&mut client, &config, &connector, payload(&membership, distinct)));
+        let sent = timeout(CONNECT, notify(&mut client, &database, payload(&membership, distinct)));
         if !matches!(sent.await, Ok(Ok(()))) {
             // The others look for themselves.
             client = None;
@@ -80,17 +73,16 @@ async fn send(
 }
 
 async fn notify(
-    client: &mut Option<Client>,
-    config: &Config,
-    connector: &Connector,
+    client: &mut Option<OwnConnection>,
+    database: &Database,
     payload: String,
 ) -> Result<(), PgFault> {
     let client = match client {
         Some(client) if !client.is_closed() => client,
         _ => {
-            let new = membership::connect(config, connector).await?;
+            let new = database.connect().await?;
             // A transaction that only notifies would otherwise wait for the disk.
-            new.batch_execute("SET synchronous_commit = off; SET statement_timeout = '2s'").await?;
+            new.batch_execute("SET synchronous_commit = off").await?;
             client.insert(new)
         }
     };
@@ -98,7 +90,7 @@ async fn notify(
     Ok(())
 }
 
-/// `RUN word word …`: the sender, and what it tells.
+/// `RUN word word …`: the sender's run, and its wake-ups.
 fn payload(membership: &Membership, wakes: HashSet<Wake>) -> String {
     let mut text = membership.run().0.to_string();
     for wake in wakes {
@@ -137,9 +129,9 @@ fn read_word(word: &str) -> Wake {
 }
 
 /// Listens for ever, over as many connections as it takes.
-async fn listen(membership: Membership, config: Config, connector: Connector) {
+async fn listen(membership: Membership, database: Database) {
     loop {
-        if let Err(fault) = listen_once(&membership, &config, &connector).await {
+        if let Err(fault) = listen_once(&membership, &database).await {
             tracing::debug!(reason = fault.reason(), "listening for wake-ups failed; trying again");
         }
         if membership.wake_mode() == WakeMode::Notified {
@@ -153,8 +145,8 @@ async fn listen(membership: Membership, config: Config, connector: Connector) {
 }
 
 /// Returns when the connection has ended or does not deliver.
-async fn listen_once(membership: &Membership, config: &Config, connector: &Connector) -> Result<(), PgFault> {
-    let connecting = timeout(CONNECT, config.connect(connector.clone())).await;
+async fn listen_once(membership: &Membership, database: &Database) -> Result<(), PgFault> {
+    let connecting = timeout(CONNECT, database.open()).await;
     let (client, mut connection) =
         connecting.map_err(|_| PgFault::Connection("the database does not answer".to_owned()))??;
     let (messages, mut notifications) = mpsc::channel(64);
@@ -171,7 +163,7 @@ async fn listen_once(membership: &Membership, config: &Config, connector: &Conne
     let _driver = Wakeups(vec![driver.abort_handle()]);
     let statement = timeout(CONNECT, client.batch_execute(&format!("LISTEN {CHANNEL}"))).await;
     statement.map_err(|_| PgFault::Connection("the database does not answer".to_owned()))??;
-    // Whatever was told before this moment was not heard.
+    // Notifications that were sent before LISTEN are lost.
     membership.pass_on(Wake::Everything);
     let mut probe = Instant::now();
     let mut echo_by = None;
@@ -210,7 +202,7 @@ async fn listen_once(membership: &Membership, config: &Config, connector: &Conne
 fn hear(membership: &Membership, payload: &str) {
     let mut words = payload.split(' ');
     let sender = words.next().unwrap_or_default();
-    // Probes of others, and what this server has told itself.
+    // Ignore probes of other servers and this server's own notifications.
     if sender.starts_with("probe:") || sender == membership.run().0.to_string() {
         return;
     }

@@ -133,8 +133,8 @@ pub(super) fn page(
         }
     };
     if !beyond.is_empty() {
-        let places = vec!["?"; beyond.len()].join(", ");
-        conditions.add(format!("({key}) > ({places})"), beyond);
+        let placeholders = vec!["?"; beyond.len()].join(", ");
+        conditions.add(format!("({key}) > ({placeholders})"), beyond);
     }
     let sql = format!(
         "SELECT {COLUMNS}, state, heard_rank FROM agents {index} {} ORDER BY {key} LIMIT ?",

@@ -9,7 +9,7 @@
 //! is interrupted leaves either the old store or none, which the server reports. A second restore completes
 //! it.
 
-use super::{damaged, file_id, integrity, schema};
+use super::{damaged, file_id, generation, integrity, schema, store_lock};
 use crate::StoreError;
 use procfleet_sqlite::{beside, explain, is_damage, sync_folder};
 use rusqlite::backup::{Backup, StepResult};
@@ -24,6 +24,8 @@ use std::time::Duration;
 const ALL_PAGES: i32 = -1;
 /// How long to wait for a lock of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Follows the name of the store in that of a store that was moved away. A number comes next.
+const ASIDE: &str = ".before-restore-";
 
 /// Copies the store to a new file, also while a server runs. Returns its size.
 pub fn backup(store: &Path, to: &Path) -> Result<u64, StoreError> {
@@ -42,7 +44,7 @@ pub fn backup(store: &Path, to: &Path) -> Result<u64, StoreError> {
 
 /// Replaces the store by a backup. No server may run. Returns the new path of the replaced store.
 pub fn restore(store: &Path, from: &Path) -> Result<Option<PathBuf>, StoreError> {
-    let _lock = schema::lock(store)?;
+    let _lock = store_lock::lock(store)?;
     let given = fs::metadata(from).map_err(|source| file_error("reading", from, source))?;
     let unusable = |reason: String| StoreError::BadBackup { path: from.to_owned(), reason };
     if fs::metadata(store).is_ok_and(|store| (store.dev(), store.ino()) == (given.dev(), given.ino())) {
@@ -53,7 +55,8 @@ pub fn restore(store: &Path, from: &Path) -> Result<Option<PathBuf>, StoreError>
         .and_then(|()| create_new(&draft))
         .map_err(|source| file_error("creating", &draft, source))
         .and_then(|()| copy(from, &draft))
-        .and_then(|()| schema::check_backup(&draft, from));
+        .and_then(|()| schema::check_backup(&draft, from))
+        .and_then(|()| generation::keep_replaced(store, restores(store)));
     if let Err(error) = drafted {
         let _ = fs::remove_file(&draft);
         return Err(match error {
@@ -111,9 +114,21 @@ fn create_new(path: &Path) -> io::Result<()> {
 }
 
 fn free_name(store: &Path) -> PathBuf {
-    let mut names = (1_u64..).map(|number| beside(store, &format!(".before-restore-{number}")));
+    let mut names = (1_u64..).map(|number| beside(store, &format!("{ASIDE}{number}")));
     let taken = |name: &PathBuf| ["", "-wal", "-shm"].iter().any(|ending| beside(name, ending).exists());
     names.find(|name| !taken(name)).expect("there are more numbers than files")
+}
+
+/// How often a backup was restored here, by the names of the stores that were moved away.
+fn restores(store: &Path) -> i64 {
+    let Some((folder, name)) = store.parent().zip(store.file_name()) else { return 0 };
+    let start = format!("{}{ASIDE}", name.to_string_lossy());
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        name.strip_prefix(&start)?.split('-').next()?.parse().ok()
+    });
+    numbers.max().unwrap_or(0)
 }
 
 fn rename_if_there(from: &Path, to: &Path) -> io::Result<bool> {

@@ -1,7 +1,7 @@
 //! Which CA holds. The row changes in the commit of its audit record; key files follow it.
 
 use super::audit::insert_audit;
-use super::certificates;
+use super::columns::natural;
 use super::{QueryFault, SqliteStore};
 use crate::{CaChange, CaPins, CaRefusal, CertificateRecord, OldCa, StoreError, StoredCas};
 use rusqlite::{Connection, OptionalExtension, params};
@@ -27,8 +27,8 @@ impl SqliteStore {
                 return Ok(Err(CaRefusal::Changed(found)));
             }
             if let (OldCa::RetireIfUnneeded { at }, Some(CaPins { current, .. })) = (change.old, found) {
-                let agents = certificates::count_of_ca(db, current)?;
-                let tokens = certificates::count_usable_tokens(db, at)?;
+                let agents = count_agents(db, current)?;
+                let tokens = count_usable_tokens(db, at)?;
                 if agents + tokens > 0 {
                     return Ok(Err(CaRefusal::Needed { agents, tokens }));
                 }
@@ -81,4 +81,16 @@ pub(super) fn check_presented(db: &Connection, named: Option<[u8; 32]>) -> Resul
         Some(pins) if pins.current != named => Err(StoreError::CaChanged.into()),
         Some(_) | None => Ok(()),
     }
+}
+
+/// Number of agents that may connect and use a certificate of this CA.
+pub(super) fn count_agents(db: &Connection, ca: [u8; 32]) -> Result<u64, QueryFault> {
+    let sql = "SELECT count(*) FROM agents \
+               WHERE certificate_ca = ? AND retired_at IS NULL AND revoked_at IS NULL";
+    Ok(natural(db.prepare_cached(sql)?.query_row([ca], |row| row.get(0))?))
+}
+
+pub(super) fn count_usable_tokens(db: &Connection, now: i64) -> Result<u64, QueryFault> {
+    let sql = "SELECT count(*) FROM tokens WHERE expires_at > ? AND uses_left > 0 AND revoked_at IS NULL";
+    Ok(natural(db.prepare_cached(sql)?.query_row([now], |row| row.get(0))?))
 }

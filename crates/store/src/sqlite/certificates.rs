@@ -88,11 +88,11 @@ impl SqliteStore {
     }
 
     pub(crate) async fn agents_of_ca(&self, ca: [u8; 32]) -> Result<u64, StoreError> {
-        self.read("counting the agents of a CA", move |db| count_of_ca(db, ca)).await
+        self.read("counting the agents of a CA", move |db| ca::count_agents(db, ca)).await
     }
 
     pub(crate) async fn usable_tokens(&self, now: i64) -> Result<u64, StoreError> {
-        self.read("counting the join tokens", move |db| count_usable_tokens(db, now)).await
+        self.read("counting the join tokens", move |db| ca::count_usable_tokens(db, now)).await
     }
 
     pub(crate) async fn revoke_agents(
@@ -134,18 +134,6 @@ impl SqliteStore {
         })
         .await
     }
-}
-
-/// Number of agents that may connect and use a certificate of this CA.
-pub(super) fn count_of_ca(db: &Connection, ca: [u8; 32]) -> Result<u64, QueryFault> {
-    let sql = "SELECT count(*) FROM agents \
-               WHERE certificate_ca = ? AND retired_at IS NULL AND revoked_at IS NULL";
-    Ok(natural(db.prepare_cached(sql)?.query_row([ca], |row| row.get(0))?))
-}
-
-pub(super) fn count_usable_tokens(db: &Connection, now: i64) -> Result<u64, QueryFault> {
-    let sql = "SELECT count(*) FROM tokens WHERE expires_at > ? AND uses_left > 0 AND revoked_at IS NULL";
-    Ok(natural(db.prepare_cached(sql)?.query_row([now], |row| row.get(0))?))
 }
 
 pub(super) fn insert(

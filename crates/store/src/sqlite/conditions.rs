@@ -71,18 +71,18 @@ impl Conditions {
 
     /// The agents that a selection means, as [`procfleet_core::select::means`] decides it.
     pub(super) fn select(&mut self, terms: &[Term]) {
-        let mut places = Any::default();
+        let mut addresses = Any::default();
         for term in terms {
             match term {
                 Term::Label { key, value } => self.add(
                     "EXISTS (SELECT 1 FROM json_each(labels) WHERE key = ? AND value GLOB ?)",
                     [key.clone(), sql_glob(value)],
                 ),
-                place => places.add_place(place),
+                address => addresses.add_address(address),
             }
         }
-        if !places.0.clauses.is_empty() {
-            places.close(self);
+        if !addresses.0.clauses.is_empty() {
+            addresses.close(self);
         }
     }
 
@@ -125,7 +125,7 @@ impl Any {
         self.0.add(clause, values);
     }
 
-    fn add_place(&mut self, term: &Term) {
+    fn add_address(&mut self, term: &Term) {
         match term {
             Term::Addresses { cloud: Some(cloud), first, last } => {
                 let ends = [first, last].map(|ip| host_order(Host { cloud: *cloud, ip: *ip }));

@@ -10,12 +10,12 @@
 //! Limit: a copy that another tool made while the same server ran has the same stamp as the original.
 
 use crate::StoreError;
-use procfleet_sqlite::{beside, sync_folder};
+use procfleet_sqlite::{beside, replace_file};
 use ring::rand::{SecureRandom, SystemRandom};
 use rusqlite::{Connection, ErrorCode};
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const MAGIC: &[u8] = b"SQLite format 3\0";
@@ -122,16 +122,7 @@ fn saved(path: &Path) -> Option<Vec<u32>> {
     text.split_whitespace().map(|word| u32::from_str_radix(word, 16).ok()).collect()
 }
 
-/// Atomic: replaces the file by renaming.
 fn save(path: &Path, stamps: &[u32]) -> io::Result<()> {
-    let (draft, file) = (beside(path, ".id.new"), beside(path, ".id"));
     let words: Vec<String> = stamps.iter().map(|stamp| format!("{stamp:08x}")).collect();
-    let mut written = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-    let done = writeln!(written, "{}", words.join(" ")).and_then(|()| written.sync_all());
-    if let Err(error) = done {
-        let _ = std::fs::remove_file(&draft);
-        return Err(error);
-    }
-    std::fs::rename(&draft, &file)?;
-    sync_folder(path)
+    replace_file(&beside(path, ".id"), &format!("{}\n", words.join(" ")))
 }

@@ -3,12 +3,19 @@
 //! After a restore, the numbers of events and tasks that were assigned since the backup would be assigned
 //! again. A new generation begins at the next multiple of [`GAP`], so that numbers stay unique, and so that a
 //! cursor of the lost time is recognised.
+//!
+//! The backup does not know the generations that began after it. So `server.db.generation` beside the store
+//! names the newest generation of the data folder, and outlives every store that is put there. A restore
+//! also asks the store that it replaces, if that store is readable.
 
 use super::audit::insert_audit;
 use super::columns::{integer, natural};
-use super::{QueryFault, SqliteStore};
+use super::{QueryFault, SqliteStore, connection};
 use crate::{NewAudit, StoreError};
+use procfleet_sqlite::{beside, replace_file};
 use rusqlite::{Connection, OptionalExtension, params};
+use std::io;
+use std::path::Path;
 
 /// More numbers than are assigned between two backups. Not larger, because JOB's callers may keep a task's
 /// number in 32 bits.
@@ -16,23 +23,81 @@ const GAP: i64 = 1_000_000_000;
 /// The tables whose numbers clients know.
 const NUMBERED: [&str; 3] = ["events", "tasks", "audit"];
 
-/// Begins a generation in a restored store, in one transaction.
-pub(super) fn begin(connection: &mut Connection) -> Result<(), QueryFault> {
+/// Task numbers stay below 2^38 (see `copied_tables`). A higher generation can only be read from a damaged
+/// store.
+const HIGHEST: i64 = (1 << 38) / GAP;
+/// Ending of the file that names the newest generation of a data folder.
+const FILE: &str = ".generation";
+
+/// Begins a generation in a restored store, in one transaction. `known` is the newest generation of the data
+/// folder.
+pub(super) fn begin(connection: &mut Connection, known: i64) -> Result<(), QueryFault> {
     let db = connection.transaction()?;
     let last = "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)";
     let events_before: i64 = db.query_row(last, [], |row| row.get(0))?;
+    let from = (newest(&db)?.max(known) + 1) * GAP;
     for table in NUMBERED {
         let sql = "INSERT INTO sqlite_sequence (name, seq) SELECT ?1, 0 \
                    WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = ?1)";
         db.execute(sql, [table])?;
-        db.execute(
-            "UPDATE sqlite_sequence SET seq = (seq / ?2 + 1) * ?2 WHERE name = ?1",
-            params![table, GAP],
-        )?;
+        db.execute("UPDATE sqlite_sequence SET seq = ?2 WHERE name = ?1", params![table, from])?;
     }
-    let sql = "INSERT INTO generations (events_before, events_from) VALUES (?1, (?1 / ?2 + 1) * ?2)";
-    db.execute(sql, params![events_before, GAP])?;
+    let sql = "INSERT INTO generations (events_before, events_from) VALUES (?1, ?2)";
+    db.execute(sql, params![events_before, from])?;
     Ok(db.commit()?)
+}
+
+/// The newest generation of the data folder. 0 if no file names one.
+pub(super) fn known(store: &Path) -> i64 {
+    saved(store).unwrap_or(0)
+}
+
+/// Saves the generation of an open store as one of the data folder. On a full disk the file stays as it is;
+/// the next opening tries again.
+pub(super) fn keep(connection: &Connection, store: &Path) -> Result<(), StoreError> {
+    let newest = newest(connection).map_err(|source| super::failed("reading the generation", source))?;
+    match save(store, newest) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
+        done => done.map_err(|source| unsaved(store, source)),
+    }
+}
+
+/// Saves the generation of a store that a backup will replace, before it is moved away. `restores` is how
+/// often a backup was restored in the data folder.
+pub(super) fn keep_replaced(store: &Path, restores: i64) -> Result<(), StoreError> {
+    // A damaged store may still have its numbers. They are asked for without a check of the other pages.
+    let read = connection::open_reader(store)
+        .and_then(|db| newest(&db).map_err(|source| super::failed("reading the generation", source)));
+    let found = match read {
+        Ok(found) if (0..=HIGHEST).contains(&found) => found,
+        // A server of this version has saved the generation when it opened the store. If there was none, each
+        // restore has begun one generation at most.
+        Ok(_) | Err(_) => saved(store).unwrap_or(restores),
+    };
+    save(store, found).map_err(|source| unsaved(store, source))
+}
+
+/// The newest generation in which the store has assigned a number.
+fn newest(connection: &Connection) -> rusqlite::Result<i64> {
+    let sql = "SELECT coalesce(max(seq), 0) / ?1 FROM sqlite_sequence WHERE name IN (?2, ?3, ?4)";
+    let [first, second, third] = NUMBERED;
+    connection.query_row(sql, params![GAP, first, second, third], |row| row.get(0))
+}
+
+fn saved(store: &Path) -> Option<i64> {
+    std::fs::read_to_string(beside(store, FILE)).ok()?.trim().parse().ok()
+}
+
+/// The saved generation only grows.
+fn save(store: &Path, generation: i64) -> io::Result<()> {
+    if saved(store).is_some_and(|saved| saved >= generation) {
+        return Ok(());
+    }
+    replace_file(&beside(store, FILE), &format!("{generation}\n"))
+}
+
+fn unsaved(store: &Path, source: io::Error) -> StoreError {
+    StoreError::File { doing: "saving the generation of", path: store.to_owned(), source }
 }
 
 impl SqliteStore {

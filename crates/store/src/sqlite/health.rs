@@ -5,7 +5,7 @@
 //! which ends the program. The files are not changed.
 
 use super::file_id;
-use super::schema::StoreLock;
+use super::store_lock::StoreLock;
 use crate::StoreError;
 use procfleet_sqlite::{CommitGuard, CommitResult, Reserve, beside};
 use rusqlite::ErrorCode;
@@ -54,6 +54,10 @@ impl StoreHealth {
             last_commit_failed: AtomicBool::new(false),
             condemned: watch::Sender::new(None),
         })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Checks that the paths still lead to the open files, and that the open file was not overwritten by

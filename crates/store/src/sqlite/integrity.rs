@@ -1,12 +1,11 @@
 //! Checks the structure of the whole store at each start.
 //!
-//! A small store is checked before the server is up. A large one is checked in the background, with one read
-//! transaction for each table, so that the write-ahead log can be reset in between. Damage condemns the store
-//! (see `health`), which ends the server.
+//! A small store is checked before the server is up. A large one is checked in the background when the server
+//! is up, with one read transaction for each table, so that the write-ahead log can be reset in between.
+//! Damage condemns the store (see `health`), which ends the server.
 
 use super::health::{Condemned, StoreHealth};
-use super::schema;
-use super::{damaged, failed, named};
+use super::{connection, damaged, failed, named};
 use crate::StoreError;
 use procfleet_sqlite::{CheckError, quick_check, quick_check_table, tables};
 use rusqlite::{Connection, InterruptHandle};
@@ -46,10 +45,11 @@ pub(super) struct BackgroundCheck {
 }
 
 impl BackgroundCheck {
-    pub(super) fn start(path: &Path, health: Arc<StoreHealth>) -> Result<BackgroundCheck, StoreError> {
-        let connection = schema::open_reader(path)?;
+    pub(super) fn start(health: Arc<StoreHealth>) -> Result<BackgroundCheck, StoreError> {
+        let path = health.path().to_owned();
+        let connection = connection::open_reader(&path)?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (interrupt, stopped, path) = (connection.get_interrupt_handle(), stop.clone(), path.to_owned());
+        let (interrupt, stopped) = (connection.get_interrupt_handle(), stop.clone());
         let named = path.clone();
         let thread = std::thread::Builder::new()
             .name("procfleet-check".to_owned())

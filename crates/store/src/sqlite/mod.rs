@@ -23,11 +23,13 @@ mod ca;
 mod certificates;
 mod columns;
 mod conditions;
+mod connection;
 mod events;
 mod file_id;
 mod generation;
 mod health;
 mod integrity;
+mod join;
 mod lost;
 mod ops;
 mod proc_list;
@@ -38,6 +40,7 @@ mod readmit;
 mod retention;
 mod schema;
 mod snapshot;
+mod store_lock;
 mod submissions;
 mod tasks;
 mod tokens;
@@ -47,8 +50,8 @@ mod users;
 mod tests;
 
 pub use backup::{backup, restore};
-pub use schema::{StoreLock, lock};
 pub(crate) use snapshot::Snapshot;
+pub use store_lock::{StoreLock, lock};
 
 use crate::{DrainOutcome, DriverError, Membership, NewAudit, ServerIntro, ServerRecord, StoreError};
 use health::{HealthGuard, StoreHealth};
@@ -83,6 +86,7 @@ pub(crate) struct SqliteStore {
 #[derive(Debug)]
 struct Inner {
     check: Mutex<Option<BackgroundCheck>>,
+    size: StoreSize,
     /// Before the writer: fields are dropped in order, and the writer's last checkpoint needs no readers.
     readers: Readers,
     writer: Writer,
@@ -139,14 +143,10 @@ impl SqliteStore {
             let guard = HealthGuard { health: health.clone(), _lock: opened.lock };
             let writer = Writer::start(WRITER, opened.connection, reserve.clone(), guard)
                 .map_err(failed("starting the writer of"))?;
-            let check = match opened.size {
-                StoreSize::Small => None,
-                StoreSize::Large => Some(BackgroundCheck::start(&path, health.clone())?),
-            };
-            let check = Mutex::new(check);
             let store = SqliteStore {
                 inner: Arc::new(Inner {
-                    check,
+                    check: Mutex::new(None),
+                    size: opened.size,
                     readers,
                     writer,
                     reserve,
@@ -198,6 +198,16 @@ impl SqliteStore {
                 "no disk space can be reserved for the store; if the disk becomes full, stop and kill may fail"
             );
         }
+    }
+
+    /// Checks a large store, which was not checked before it was opened.
+    pub(crate) fn check_in_background(&self) -> Result<(), StoreError> {
+        let Inner { check, size, health, .. } = &*self.inner;
+        let mut check = check.lock().unwrap_or_else(PoisonError::into_inner);
+        if *size == StoreSize::Large && check.is_none() {
+            *check = Some(BackgroundCheck::start(Arc::clone(health))?);
+        }
+        Ok(())
     }
 
     /// Why the store accepts no changes now. `None`: it does.

@@ -44,7 +44,7 @@ impl SqliteStore {
 
     pub(crate) async fn finish_ops(&self, finished: Vec<Finished>) -> Result<Vec<Applied>, StoreError> {
         const DOING: &str = "ending ops";
-        // Before the writer's turn: it is the one thing that everybody waits for.
+        // Serialised outside the writer thread, which all changes share.
         let endings = finished.into_iter().map(StoredOutcome::new).collect::<Result<Vec<_>, _>>();
         let endings = endings.map_err(|fault| fault.during(DOING))?;
         self.write(DOING, move |db| {
@@ -114,10 +114,10 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
     let mut ops = db.prepare_cached(sql)?;
     let mut rows = ops.query([integer(id.number)])?;
     while let Some(row) = rows.next()? {
-        let place = small("a request's place", row.get(1)?)?;
-        let request = usize::try_from(place).ok().and_then(|place| requests.get(place));
+        let index = small("a request's index", row.get(1)?)?;
+        let request = usize::try_from(index).ok().and_then(|index| requests.get(index));
         let request =
-            request.ok_or_else(|| unreadable("an op", &format_args!("it has no request {place}")))?;
+            request.ok_or_else(|| unreadable("an op", &format_args!("it has no request {index}")))?;
         found.push(OpenOpRow {
             op: OpId { task: id, index: small("an op's index", row.get(0)?)? },
             kind: request.kind,

@@ -1,13 +1,13 @@
 //! The process groups of each namespace, as the agents report them.
 
 use super::agents::require_session;
-use super::columns::{agent, from_json, integer, natural, to_json};
+use super::columns::{from_json, integer, natural, to_json};
 use super::{QueryFault, SqliteStore};
 use crate::limits;
 use crate::{GroupsRecord, StoreError};
 use procfleet_core::spec::ProcessGroup;
 use procfleet_core::{AgentId, Epoch};
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
 
 impl SqliteStore {
@@ -43,16 +43,19 @@ impl SqliteStore {
     pub(crate) async fn process_groups(
         &self,
         namespace: &str,
+        agents: Vec<AgentId>,
     ) -> Result<HashMap<AgentId, Vec<ProcessGroup>>, StoreError> {
         let namespace = namespace.to_owned();
         self.read("reading process groups", move |db| {
-            let sql = "SELECT agent, groups_json FROM process_groups WHERE namespace = ?";
+            let sql = "SELECT groups_json FROM process_groups WHERE agent = ? AND namespace = ?";
             let mut statement = db.prepare_cached(sql)?;
-            let mut rows = statement.query([namespace])?;
             let mut found = HashMap::new();
-            while let Some(row) = rows.next()? {
-                let text: String = row.get(1)?;
-                found.insert(agent(row, 0)?, from_json("process groups", &text)?);
+            for agent in agents {
+                let asked = [agent.as_str(), &namespace];
+                let text: Option<String> = statement.query_row(asked, |row| row.get(0)).optional()?;
+                if let Some(text) = text {
+                    found.insert(agent, from_json("process groups", &text)?);
+                }
             }
             Ok(found)
         })

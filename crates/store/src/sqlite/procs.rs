@@ -7,7 +7,7 @@ use crate::limits;
 use crate::{ProcListing, ProcPage, ProcRecord, StoreError};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::{AgentId, BusinessId, Epoch, Host, ProcKey};
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, Row, ToSql, params};
 use std::collections::HashSet;
 
 impl SqliteStore {
@@ -41,7 +41,9 @@ impl SqliteStore {
         self.write("storing an agent's procs", move |db| {
             require_session(db, &agent, epoch)?;
             db.prepare_cached("DELETE FROM procs WHERE agent = ?")?.execute([agent.as_str()])?;
-            upsert(db, &agent, &procs)
+            let oversized = oversized(db, &agent, &procs)?;
+            let others = procs.iter().filter(|record| !oversized.contains(&record.proc));
+            Ok(oversized.len() + insert(db, &agent, others.collect())?)
         })
         .await
     }
@@ -123,35 +125,86 @@ pub(super) fn listing(row: &Row<'_>, column: usize) -> Result<ProcListing, Query
     Ok(ProcListing { state, started_at: start_rank.saturating_neg(), failed })
 }
 
+/// Returns how many were not stored, because the agent has too many.
 fn upsert(db: &Connection, agent: &AgentId, procs: &[ProcRecord]) -> Result<usize, QueryFault> {
-    let excess = excess(db, agent, procs)?;
     // Most reports change neither state nor start, and this way they touch no index.
     let sql = "UPDATE procs SET revision = ?4, status_json = ?5 \
                WHERE agent = ?1 AND namespace = ?2 AND name = ?3 AND revision < ?4 \
                AND state = ?6 AND start_rank = ?7 AND failed = ?8";
     let mut update = db.prepare_cached(sql)?;
+    let sql = "UPDATE procs SET revision = ?4, status_json = ?5, state = ?6, start_rank = ?7, failed = ?8 \
+               WHERE agent = ?1 AND namespace = ?2 AND name = ?3 AND revision < ?4";
+    let mut update_listing = db.prepare_cached(sql)?;
+    let oversized = oversized(db, agent, procs)?;
+    let mut others = Vec::new();
+    for record in procs.iter().filter(|record| !oversized.contains(&record.proc)) {
+        let columns = ProcValues::of(agent, record);
+        if update.execute(columns.values())? == 0 && update_listing.execute(columns.values())? == 0 {
+            others.push(record);
+        }
+    }
+    Ok(oversized.len() + insert(db, agent, others)?)
+}
+
+/// The values of a row of `procs`.
+struct ProcValues<'a> {
+    agent: &'a str,
+    record: &'a ProcRecord,
+    revision: i64,
+    start_rank: i64,
+}
+
+impl<'a> ProcValues<'a> {
+    fn of(agent: &'a AgentId, record: &'a ProcRecord) -> ProcValues<'a> {
+        let start_rank = record.listing.started_at.saturating_neg();
+        ProcValues { agent: agent.as_str(), record, revision: integer(record.revision), start_rank }
+    }
+
+    fn values(&self) -> [&dyn ToSql; 8] {
+        let ProcRecord { proc: ProcKey { namespace, name }, status, listing, .. } = self.record;
+        [
+            &self.agent,
+            namespace,
+            name,
+            &self.revision,
+            status,
+            &listing.state,
+            &self.start_rank,
+            &listing.failed,
+        ]
+    }
+}
+
+/// Inserts those that are not stored yet, and for which the agent has room. Returns for how many it has none.
+/// Of two records of one proc the newer one stays.
+fn insert(db: &Connection, agent: &AgentId, procs: Vec<&ProcRecord>) -> Result<usize, QueryFault> {
+    if procs.is_empty() {
+        return Ok(0);
+    }
+    let sql = "SELECT count(*) FROM procs WHERE agent = ?";
+    let stored = db.prepare_cached(sql)?.query_row([agent.as_str()], |row| row.get(0))?;
+    let mut room = (limits::PROCS as u64).saturating_sub(natural(stored));
     let sql = "INSERT INTO procs (agent, namespace, name, revision, status_json, state, start_rank, failed, host_order) \
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, (SELECT host_order FROM agents WHERE agent_id = ?1)) \
          ON CONFLICT (agent, namespace, name) DO UPDATE \
          SET revision = excluded.revision, status_json = excluded.status_json, state = excluded.state, \
          start_rank = excluded.start_rank, failed = excluded.failed WHERE excluded.revision > revision";
     let mut insert = db.prepare_cached(sql)?;
-    for ProcRecord { proc, revision, status, listing } in
-        procs.iter().filter(|record| !excess.contains(&record.proc))
-    {
-        let ProcKey { namespace, name } = proc;
-        let start_rank = listing.started_at.saturating_neg();
-        let (revision, state, failed) = (integer(*revision), &listing.state, listing.failed);
-        let values = params![agent.as_str(), namespace, name, revision, status, state, start_rank, failed];
-        if update.execute(values)? == 0 {
-            insert.execute(values)?;
+    let mut known =
+        db.prepare_cached("SELECT 1 FROM procs WHERE agent = ? AND namespace = ? AND name = ?")?;
+    let mut excess = 0;
+    for record in procs {
+        if room > 0 {
+            room -= insert.execute(ProcValues::of(agent, record).values())? as u64;
+        } else if !known.exists([agent.as_str(), &record.proc.namespace, &record.proc.name])? {
+            excess += 1;
         }
     }
-    Ok(excess.len())
+    Ok(excess)
 }
 
-/// Those for which the agent has no room left. An agent within its limits pays for one count in an index.
-fn excess<'a>(
+/// Those with a large state for which the agent has no room left.
+fn oversized<'a>(
     db: &Connection,
     agent: &AgentId,
     procs: &'a [ProcRecord],
@@ -168,22 +221,6 @@ fn excess<'a>(
             bytes += record.status.len() as u64;
             if bytes > limits::LARGE_STATES as u64 {
                 excess.insert(&record.proc);
-            }
-        }
-    }
-    let sql = "SELECT count(*) FROM procs WHERE agent = ?";
-    let stored = db.prepare_cached(sql)?.query_row([agent.as_str()], |row| row.get(0))?;
-    let mut count = natural(stored);
-    if count + procs.len() as u64 > limits::PROCS as u64 {
-        let mut known =
-            db.prepare_cached("SELECT 1 FROM procs WHERE agent = ? AND namespace = ? AND name = ?")?;
-        for ProcRecord { proc, .. } in procs {
-            if known.exists([agent.as_str(), &proc.namespace, &proc.name])? {
-                continue;
-            }
-            count += 1;
-            if count > limits::PROCS as u64 {
-                excess.insert(proc);
             }
         }
     }

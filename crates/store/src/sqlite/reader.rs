@@ -1,6 +1,6 @@
 //! A pool of read-only connections.
 
-use super::{QueryFault, schema};
+use super::{QueryFault, connection};
 use crate::StoreError;
 use procfleet_program::panics;
 use rusqlite::{Connection, TransactionBehavior};
@@ -21,7 +21,7 @@ pub(super) struct Readers {
 
 impl Readers {
     pub(super) fn open(path: &Path) -> Result<Readers, StoreError> {
-        let idle = (0..CONNECTIONS).map(|_| schema::open_reader(path)).collect::<Result<Vec<_>, _>>()?;
+        let idle = (0..CONNECTIONS).map(|_| connection::open_reader(path)).collect::<Result<Vec<_>, _>>()?;
         Ok(Readers { permits: Arc::new(Semaphore::new(idle.len())), idle: Arc::new(Mutex::new(idle)) })
     }
 

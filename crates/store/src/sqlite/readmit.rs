@@ -1,9 +1,10 @@
 //! Readmits agents that a restored store does not know, or whose certificate it does not know.
 
 use super::SqliteStore;
-use super::agents::{self, one};
+use super::agents::one;
 use super::audit::insert_audit;
 use super::certificates;
+use super::join;
 use crate::types::Belonging;
 use crate::{
     AgentRecord, CertificateRecord, JoiningAgent, LINK, NewAudit, ReadmitRefusal, Replaces, StoreError,
@@ -36,7 +37,7 @@ impl SqliteStore {
                         business: BusinessId::DEFAULT,
                         replaces: Replaces::LostAgents,
                     };
-                    agents::insert(db, &back, &belonging, now)?;
+                    join::insert(db, &back, &belonging, now)?;
                     host
                 }
             };

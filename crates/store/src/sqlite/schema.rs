@@ -1,14 +1,14 @@
-//! Opens the database: lock, checks, pragmas, migrations.
+//! Opens the database: lock, checks, migrations.
 
+use super::connection::{connect, create};
 use super::file_id::{self, FileOrigin};
 use super::integrity::StoreSize;
+use super::store_lock::{StoreLock, lock};
 use super::{agents, failed, generation, integrity, lost, named};
 use crate::StoreError;
-use procfleet_sqlite::{Migrations, VersionError, beside, keep_log};
+use procfleet_sqlite::{Migrations, VersionError};
 use rusqlite::{Connection, OpenFlags};
-use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
-use std::time::Duration;
 
 pub(super) const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0001_init.sql"),
@@ -31,11 +31,6 @@ pub(super) const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0018_event_and_audit_lists.sql"),
 ]);
 
-/// For readers and backup tools of other processes. Other servers are kept out by the lock.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// More than there are different statements, so that none is prepared twice.
-const STATEMENTS: usize = 64;
-
 /// The writing connection, and the lock that keeps other servers out.
 #[derive(Debug)]
 pub(super) struct OpenedDatabase {
@@ -45,20 +40,6 @@ pub(super) struct OpenedDatabase {
     pub(super) stamps: Vec<u32>,
     /// A large store is not checked yet.
     pub(super) size: StoreSize,
-}
-
-/// Held while the store may be written. The kernel releases it when the process ends.
-#[derive(Debug)]
-pub struct StoreLock {
-    file: File,
-}
-
-impl Drop for StoreLock {
-    /// A child that this process has forked has the file open until its `execve`, so closing it is not
-    /// enough.
-    fn drop(&mut self) {
-        let _ = self.file.unlock();
-    }
 }
 
 pub(super) fn open(path: &Path) -> Result<OpenedDatabase, StoreError> {
@@ -84,17 +65,14 @@ pub(super) fn open(path: &Path) -> Result<OpenedDatabase, StoreError> {
         );
     }
     if origin == FileOrigin::Other {
-        generation::begin(&mut connection)
+        generation::begin(&mut connection, generation::known(path))
             .map_err(|fault| named(fault.during("beginning a generation"), path))?;
     }
+    // Before the stamp: until the stamp is saved, another opening begins a generation again.
+    generation::keep(&connection, path)?;
     let stamps = file_id::stamp(&connection, path, stamp)?;
     tracing::info!(path = %path.display(), schema = MIGRATIONS.known(), "store opened");
     Ok(OpenedDatabase { connection, lock, stamps, size })
-}
-
-pub(super) fn open_reader(path: &Path) -> Result<Connection, StoreError> {
-    connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
-        .map_err(|source| failed("opening the store for reading", source))
 }
 
 /// Refuses a backup that this version cannot use as a store.
@@ -116,49 +94,6 @@ pub(super) fn check_backup(copy: &Path, named: &Path) -> Result<(), StoreError> 
     })
 }
 
-/// Keeps other servers away from the data folder of the store at this path, also if the store itself is
-/// elsewhere.
-pub fn lock(path: &Path) -> Result<StoreLock, StoreError> {
-    let path_of_lock = beside(path, ".lock");
-    let failed = |source| StoreError::File { doing: "locking", path: path_of_lock.clone(), source };
-    let file = create(&path_of_lock).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(StoreLock { file }),
-        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { store: path.display().to_string() }),
-        Err(TryLockError::Error(source)) => Err(failed(source)),
-    }
-}
-
-/// Readable by the owner only, because it holds hashes of secrets. SQLite gives `-wal` and `-shm` the same
-/// mode.
-fn create(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
-}
-
-fn connect(path: &Path, access: OpenFlags) -> rusqlite::Result<Connection> {
-    // Each connection is used by one thread at a time, so it needs no mutex.
-    let connection = Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    keep_log(&connection)?;
-    connection.busy_timeout(BUSY_TIMEOUT)?;
-    connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    connection.pragma_update(None, "foreign_keys", true)?;
-    // Savepoints keep their rollback data in memory, not in files below /tmp.
-    connection.pragma_update(None, "temp_store", "MEMORY")?;
-    if access.contains(OpenFlags::SQLITE_OPEN_READ_WRITE) {
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        // 32 MiB (negative means KiB): enough for a task of 100,000 ops.
-        connection.pragma_update(None, "cache_size", -32_768)?;
-        // The log is truncated to this size after a burst.
-        connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
-    }
-    Ok(connection)
-}
-
 pub(super) fn upgrade(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let mut apply = || -> Result<(), VersionError> {
         let transaction = connection.transaction()?;
@@ -175,21 +110,5 @@ fn version_error(error: VersionError, doing: &'static str, path: &Path) -> Store
             StoreError::Newer { store: path.display().to_string(), found, known }
         }
         VersionError::Sqlite(source) => failed(doing, source),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_store_is_free_again_while_a_forked_child_has_its_lock_file_open() {
-        let folder = tempfile::tempdir().expect("a temp folder");
-        let path = folder.path().join("store.db");
-        let held = lock(&path).expect("nobody has it");
-        let of_child = held.file.try_clone().expect("a copy of the descriptor");
-        drop(held);
-        lock(&path).expect("free again");
-        drop(of_child);
     }
 }

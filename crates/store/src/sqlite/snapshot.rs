@@ -14,7 +14,7 @@
 
 use super::columns::{text, unreadable};
 use super::file_id::{self, FileOrigin};
-use super::{QueryFault, backup, failed, generation, named, schema};
+use super::{QueryFault, backup, failed, generation, named, schema, store_lock};
 use crate::copied_tables::{
     ColumnType, CopiedTable, CopyRow, CopyRowSender, CopyRows, CopySelect, CopyValue, UsedNumbers,
 };
@@ -46,7 +46,7 @@ impl Snapshot {
     /// Of the store of a data folder.
     pub(crate) fn of_store(store: &Path) -> Result<Snapshot, StoreError> {
         std::fs::metadata(store).map_err(|source| reading(store, source))?;
-        match schema::lock(store) {
+        match store_lock::lock(store) {
             Ok(lock) => {
                 let origin = match file_id::origin(store)?.0 {
                     FileOrigin::Same => CopyOrigin::Stopped,
@@ -88,7 +88,9 @@ impl Snapshot {
         let during = |fault: QueryFault| named(fault.during("preparing the snapshot"), from);
         match origin {
             CopyOrigin::Stopped => {}
-            CopyOrigin::Running | CopyOrigin::Backup => generation::begin(&mut connection).map_err(during)?,
+            CopyOrigin::Running | CopyOrigin::Backup => {
+                generation::begin(&mut connection, generation::known(from)).map_err(during)?;
+            }
         }
         let replaced_texts = replace_nul_bytes(&mut connection).map_err(during)?;
         drop(draft);

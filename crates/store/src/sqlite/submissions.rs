@@ -98,9 +98,9 @@ fn is_overtaken(db: &Connection, first: TaskId) -> Result<bool, QueryFault> {
             own = requests;
             continue;
         }
-        for (place, other) in (0_u32..).zip(&requests).filter(|(_, other)| other.kind != OpKind::Query) {
-            for (own_place, _) in (0_u32..).zip(&own).filter(|(_, own)| own.proc == other.proc) {
-                if same_host.exists(params![number, place, integer(first.number), own_place])? {
+        for (index, other) in (0_u32..).zip(&requests).filter(|(_, other)| other.kind != OpKind::Query) {
+            for (own_index, _) in (0_u32..).zip(&own).filter(|(_, own)| own.proc == other.proc) {
+                if same_host.exists(params![number, index, integer(first.number), own_index])? {
                     return Ok(true);
                 }
             }

@@ -12,6 +12,7 @@ use crate::{
     TaskPage, TaskRecord,
 };
 use procfleet_core::request::Target;
+use procfleet_core::select::Term;
 use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, TaskId};
 use procfleet_proto::http::query::{OpFilter, TaskProgress};
 use rusqlite::types::Value;
@@ -64,18 +65,21 @@ impl SqliteStore {
         &self,
         id: TaskId,
         filter: OpFilter,
+        select: Vec<Term>,
         after: Option<u32>,
         limit: u32,
     ) -> Result<Option<TaskPage>, StoreError> {
         self.read("reading a page of a task's results", move |db| {
             let Some(task) = task(db, id)? else { return Ok(None) };
-            let mut conditions = op_conditions(&task, filter);
+            let mut conditions = op_conditions(&task, filter, &select);
             let sql = format!("SELECT count(*) FROM ops {}", conditions.sql());
             let total = match filter {
-                OpFilter::All => integer(task.counts.total),
-                OpFilter::Open => integer(task.counts.open),
-                OpFilter::Ended => integer(task.counts.total.saturating_sub(task.counts.open)),
-                OpFilter::Failed => {
+                OpFilter::All if select.is_empty() => integer(task.counts.total),
+                OpFilter::Open if select.is_empty() => integer(task.counts.open),
+                OpFilter::Ended if select.is_empty() => {
+                    integer(task.counts.total.saturating_sub(task.counts.open))
+                }
+                OpFilter::All | OpFilter::Open | OpFilter::Ended | OpFilter::Failed => {
                     db.prepare(&sql)?.query_row(params_from_iter(conditions.values()), |row| row.get(0))?
                 }
             };
@@ -243,9 +247,14 @@ fn ops(
     Ok(ops)
 }
 
-fn op_conditions(task: &TaskRecord, filter: OpFilter) -> Conditions {
+fn op_conditions(task: &TaskRecord, filter: OpFilter, select: &[Term]) -> Conditions {
     let mut conditions = Conditions::default();
     conditions.equals("task", Some(integer(task.id.number)));
+    if !select.is_empty() {
+        let mut selected = Conditions::default();
+        selected.select(select);
+        conditions.within("agent", "SELECT agent_id FROM agents", selected);
+    }
     match filter {
         OpFilter::All => {}
         OpFilter::Open => conditions.always("code IS NULL"),

@@ -1,6 +1,5 @@
 //! Join tokens.
 
-use super::agents::permit;
 use super::audit::insert_audit;
 use super::ca;
 use super::columns::{small, unreadable};
@@ -9,7 +8,6 @@ use crate::types::Belonging;
 use crate::{JoinTokenRefusal, NewAudit, NewToken, Replaces, StoreError, TokenRecord, TokenUse};
 use procfleet_core::{BusinessId, CloudId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use std::net::IpAddr;
 use subtle::ConstantTimeEq;
 
 impl SqliteStore {
@@ -32,21 +30,6 @@ impl SqliteStore {
                 return Err(StoreError::Exists { what: "a join token", key: token.id }.into());
             }
             token.audit.iter().try_for_each(|entry| insert_audit(db, entry))
-        })
-        .await
-    }
-
-    pub(crate) async fn join_refusal(
-        &self,
-        token: TokenUse,
-        ip: IpAddr,
-        now: i64,
-    ) -> Result<Option<JoinTokenRefusal>, StoreError> {
-        self.read("checking a join token", move |db| {
-            Ok(match check(db, &token, now)? {
-                Ok(belonging) => permit(db, &belonging, ip, now)?.err(),
-                Err(refusal) => Some(refusal),
-            })
         })
         .await
     }

@@ -24,7 +24,7 @@ pub struct AgentRecord {
     pub connected: bool,
     /// When it last connected or disconnected.
     pub changed_at: i64,
-    /// When it disconnected, by the clock that nobody can set.
+    /// When it disconnected, by the boot-time clock.
     pub changed_mark: Option<ClockMark>,
     /// When it was last heard, as far as its sessions have ended; else when it connected.
     pub heard_at: i64,
@@ -32,9 +32,9 @@ pub struct AgentRecord {
     /// Facts about the host, as JSON that the store does not read.
     pub facts: String,
     pub business: BusinessId,
-    /// The end of the certificate that it uses; `None`: nobody noted it.
+    /// The end of the certificate that it uses. `None`: not recorded.
     pub certificate_expires_at: Option<i64>,
-    /// `Some`: an administrator does not let it in any more.
+    /// `Some`: revoked by an administrator.
     pub revoked: Option<Revoked>,
     /// The labels that operators gave the host.
     pub labels: BTreeMap<String, String>,

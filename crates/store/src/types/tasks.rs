@@ -16,7 +16,8 @@ pub struct RequestHead {
     pub kind: OpKind,
     /// `None`: use what the agent has stored.
     pub spec: Option<Arc<Spec>>,
-    /// The OS accounts that the app might use when the task was made. Tasks of earlier versions say nothing.
+    /// The OS accounts that the app might use when the task was made. Absent in tasks of earlier versions:
+    /// all accounts.
     #[serde(default = "GrantScope::all", skip_serializing_if = "GrantScope::is_all")]
     pub accounts: GrantScope<String>,
 }
@@ -31,7 +32,7 @@ pub struct NewTask {
     pub username: String,
     pub summary: String,
     pub requests: Vec<RequestHead>,
-    /// An op's index is its place here.
+    /// An op's index is its index here.
     pub ops: Vec<NewOp>,
     /// The task whose failed ops it tries again.
     pub retry_of: Option<TaskId>,
@@ -41,7 +42,7 @@ pub struct NewTask {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewOp {
-    /// The place of its request in `requests`.
+    /// The index of its request in `requests`.
     pub request: u32,
     pub target: Target,
     pub agent: Option<AgentId>,

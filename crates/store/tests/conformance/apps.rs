@@ -96,22 +96,36 @@ async fn grants_come_and_go(engine: TestEngine) {
 on_each_engine!(the_audit_is_searched);
 async fn the_audit_is_searched(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.fixture().await;
-    for (app, action) in [("a", "x"), ("b", "x"), ("a", "y")] {
-        let entry = NewAudit { app: app.to_owned(), ..note(action) };
+    for (at, app, action, code) in [(10, "a", "x", 0), (20, "b", "x", 7), (30, "a", "y", 0)] {
+        let entry = NewAudit { at, app: app.to_owned(), code, ..note(action) };
         store.audit(entry).await.expect("written");
     }
-    let check = async |app: Option<&str>, action: Option<&str>, expected: &[&str]| {
-        let filter = AuditFilter {
-            app: app.map(str::to_owned),
-            action: action.map(str::to_owned),
-            ..AuditFilter::default()
-        };
-        assert_eq!(actions(&store, filter).await, expected, "{app:?} {action:?}");
+    // A refusal that was repeated until later.
+    let refused = NewAudit { at: 5, app: "b".to_owned(), code: 9, ..note("z") };
+    let counted = AuditCount { row: None, times: 3, last_at: 25 };
+    store.count_audit(vec![(refused, counted)]).await.expect("written");
+    let check = async |filter: AuditFilter, expected: &[&str]| {
+        let page = store.list_audit(10, filter.clone()).await.expect("no error");
+        assert_eq!(page.total, expected.len() as u64, "{filter:?}");
+        assert_eq!(actions(&store, filter.clone()).await, expected, "{filter:?}");
     };
-    check(None, None, &["y", "x", "x"]).await;
-    check(Some("a"), None, &["y", "x"]).await;
-    check(None, Some("x"), &["x", "x"]).await;
-    check(Some("b"), Some("y"), &[]).await;
+    let all = AuditFilter::default;
+    let by = |app: &str| AuditFilter { app: Some(app.to_owned()), ..all() };
+    let doing = |action: &str, filter: AuditFilter| AuditFilter { action: Some(action.to_owned()), ..filter };
+    let since = |since: i64, filter: AuditFilter| AuditFilter { since: Some(since), ..filter };
+    check(all(), &["z", "y", "x", "x"]).await;
+    check(by("a"), &["y", "x"]).await;
+    check(doing("x", all()), &["x", "x"]).await;
+    check(doing("y", by("b")), &[]).await;
+    check(AuditFilter { failed: true, ..all() }, &["z", "x"]).await;
+    check(AuditFilter { failed: true, ..by("a") }, &[]).await;
+    check(since(10, all()), &["z", "y", "x", "x"]).await;
+    check(since(11, all()), &["z", "y", "x"]).await;
+    check(since(25, all()), &["z", "y"]).await;
+    check(since(26, all()), &["y"]).await;
+    check(since(31, all()), &[]).await;
+    check(since(11, doing("x", by("b"))), &["x"]).await;
+    check(AuditFilter { failed: true, ..since(21, all()) }, &["z"]).await;
 }
 
 #[test]

@@ -205,7 +205,7 @@ async fn answers(store: &Store, tasks: &[TaskId]) -> Vec<(String, String)> {
         store.list_procs(every_proc(), ProcOrder::Host, None, 100),
         store.list_procs(every_proc(), ProcOrder::Since, None, 100),
         store.proc_page("web", &all, 0, 100),
-        store.process_groups("web"),
+        store.process_groups("web", vec![agent("a"), agent("b")]),
         store.events(EventFilter::default(), &all, EventPage::After(0, 100)),
         store.events(EventFilter::default(), &all, EventPage::After(1, 100)),
         store.count_events(EventFilter::default(), &all),

@@ -349,7 +349,8 @@ async fn the_ops_of_a_task_are_read_page_by_page(engine: TestEngine) {
     let check = async |filter: OpFilter, expected: &[u32]| {
         let (mut seen, mut after) = (Vec::new(), None);
         loop {
-            let page = store.task_page(task, filter, after, 2).await.expect("no error").expect("the task");
+            let page = store.task_page(task, filter, Vec::new(), after, 2).await;
+            let page = page.expect("no error").expect("the task");
             assert_eq!(page.total, expected.len() as u64, "{filter:?}");
             assert_eq!(page.task.counts.total, 7, "the counts are those of the whole task");
             seen.extend(page.ops.iter().map(|op| op.op.index));
@@ -365,4 +366,47 @@ async fn the_ops_of_a_task_are_read_page_by_page(engine: TestEngine) {
     check(OpFilter::Ended, &[0, 1, 2, 3]).await;
     // A start of a running process had nothing to do; 829 is a failure of a start.
     check(OpFilter::Failed, &[2, 3]).await;
+}
+
+on_each_engine!(the_ops_of_a_task_are_selected_by_their_hosts);
+async fn the_ops_of_a_task_are_selected_by_their_hosts(engine: TestEngine) {
+    let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b", "c"]).await;
+    let labels = BTreeMap::from([("role".to_owned(), "web".to_owned())]);
+    let labelled = vec![agent("a"), agent("c")];
+    store.label_agents(labelled, labels, Vec::new(), NewAudit::default()).await.expect("labelled");
+    let mut new = new_task(&["a", "b", "c", "b", "a"]);
+    // The last op found no agent at its host.
+    new.ops.push(NewOp { target: Target::Host(host(9)), agent: None, ..new.ops[0].clone() });
+    let task = store.create_task(new).await.expect("a task");
+    let other = store.create_task(new_task(&["a", "b"])).await.expect("another task");
+    store.finish_ops(vec![finished(op(task, 4), Some("a"), Code::Timeout)]).await.expect("ended");
+    let check = async |terms: &[&str], filter: OpFilter, expected: &[u32]| {
+        let select: Vec<Term> = terms.iter().map(|term| term.parse().expect("a term")).collect();
+        let (mut seen, mut after) = (Vec::new(), None);
+        loop {
+            let page = store.task_page(task, filter, select.clone(), after, 2).await;
+            let page = page.expect("no error").expect("the task");
+            assert_eq!(page.total, expected.len() as u64, "{terms:?} {filter:?}");
+            seen.extend(page.ops.iter().map(|op| op.op.index));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, expected, "{terms:?} {filter:?}");
+    };
+    check(&["3:10.0.0.2"], OpFilter::All, &[1, 3]).await;
+    check(&["10.0.0.1-10.0.0.2"], OpFilter::All, &[0, 1, 3, 4]).await;
+    check(&["role=web"], OpFilter::All, &[0, 2, 4]).await;
+    check(&["role=web", "10.0.0.1"], OpFilter::All, &[0, 4]).await;
+    check(&["a", "10.0.0.3"], OpFilter::Open, &[0, 2]).await;
+    check(&["role=web"], OpFilter::Ended, &[4]).await;
+    check(&["role=w*"], OpFilter::Failed, &[4]).await;
+    check(&["10.0.0.9"], OpFilter::All, &[]).await;
+    check(&[], OpFilter::All, &[0, 1, 2, 3, 4, 5]).await;
+    // Another agent has taken over the host since: the op of the old one was on that host, too.
+    store.join(shown(), joining("new", 2), 1_600).await.expect("no error").expect("joined");
+    check(&["10.0.0.2"], OpFilter::All, &[1, 3]).await;
+    let page = store.task_page(other, OpFilter::All, vec!["b".parse().expect("a term")], None, 9).await;
+    assert_eq!(page.expect("no error").map(|page| page.total), Some(1), "ops of this task only");
 }

@@ -6,28 +6,33 @@ mod at_once;
 mod businesses;
 mod ca;
 mod certificates;
+mod commits;
 mod copy;
 mod events;
 mod gate;
+mod hosts;
 mod lists;
 mod pooler;
 mod process_groups;
 mod procs;
 mod races;
 mod readmit;
+mod restore;
 mod retention;
 mod servers;
 mod sessions;
 mod submissions;
 mod tasks;
 mod tls;
+mod upgrade;
 mod users;
 
 use procfleet_core::grants::GrantScope;
 use procfleet_core::op::{Instance, ProcStatus};
 use procfleet_core::request::Target;
 use procfleet_core::{
-    AgentId, BusinessId, CloudId, Code, Content, Epoch, Host, OpId, OpKind, Outcome, ProcKey, Spec, TaskId,
+    AgentId, BootTime, BusinessId, CloudId, Code, Content, Epoch, Host, OpId, OpKind, Outcome, ProcKey, Spec,
+    TaskId,
 };
 use procfleet_store::*;
 use procfleet_testkit::Cluster;

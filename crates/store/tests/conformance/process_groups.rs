@@ -17,7 +17,8 @@ on_each_engine!(the_agents_word_counts);
 async fn the_agents_word_counts(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b"]).await;
     let seen = async |namespace: &str| {
-        let found = store.process_groups(namespace).await.expect("no error");
+        let agents = vec![agent("a"), agent("b"), agent("b"), agent("unknown")];
+        let found = store.process_groups(namespace, agents).await.expect("no error");
         let ids =
             |groups: &Vec<ProcessGroup>| groups.iter().map(|group| group.id.clone()).collect::<String>();
         let mut found: Vec<String> =
@@ -32,6 +33,9 @@ async fn the_agents_word_counts(engine: TestEngine) {
     put("b", groups("web", 1, &["z"])).await;
     put("b", groups("db", 2, &["q"])).await;
     assert_eq!((seen("web").await, seen("db").await), ("a=xy b=z".to_owned(), "b=q".to_owned()));
+    let of_a = store.process_groups("web", vec![agent("a")]).await.expect("no error");
+    assert_eq!(Vec::from_iter(of_a.keys()), [&agent("a")], "nobody else's are read");
+    assert!(store.process_groups("web", Vec::new()).await.expect("no error").is_empty());
     put("a", groups("web", 1, &["old"])).await;
     assert_eq!(seen("web").await, "a=xy b=z", "what is older is ignored");
     put("a", groups("web", 3, &[])).await;
@@ -59,7 +63,7 @@ async fn an_agent_above_its_number_of_namespaces_keeps_those_that_it_has(engine:
     );
     let mixed = vec![groups("new", 2, &["x"]), groups("n0", 2, &["y"])];
     assert_eq!(store.put_process_groups(&agent("a"), NEVER_CONNECTED, mixed).await.expect("stored"), 1);
-    assert!(store.process_groups("new").await.expect("no error").is_empty());
-    let known = store.process_groups("n0").await.expect("no error");
+    assert!(store.process_groups("new", vec![agent("a")]).await.expect("no error").is_empty());
+    let known = store.process_groups("n0", vec![agent("a")]).await.expect("no error");
     assert_eq!(known[&agent("a")][0].id, "y", "what is known is still updated");
 }

@@ -19,14 +19,20 @@ async fn two_servers(agents: &[&str]) -> (TempDir, Store, Store) {
     (folder, store, other)
 }
 
-fn under_key(request: u8) -> Submission {
-    let key = SubmissionKey { kind: KeyKind::Idempotency, text: "k".to_owned() };
-    Submission { key, request_hash: [request; 32], since: ClockReading { wall: i64::MIN, mark: None } }
+fn submit(store: &Store, request: u8) -> impl Future<Output = Result<Submitted, StoreError>> + use<> {
+    submit_under(KeyKind::Idempotency, store, request)
 }
 
-fn submit(store: &Store, request: u8) -> impl Future<Output = Result<Submitted, StoreError>> + use<> {
+fn submit_under(
+    kind: KeyKind,
+    store: &Store,
+    request: u8,
+) -> impl Future<Output = Result<Submitted, StoreError>> + use<> {
+    let key = SubmissionKey { kind, text: "k".to_owned() };
+    let since = ClockReading { wall: i64::MIN, mark: None };
+    let submission = Submission { key, request_hash: [request; 32], since };
     let store = store.clone();
-    async move { store.submit_task(new_task(&["a"]), under_key(request)).await }
+    Box::pin(async move { store.submit_task(new_task(&["a"]), submission).await })
 }
 
 fn finish(store: &Store, report: Finished) -> impl Future<Output = Vec<Applied>> + use<> {
@@ -87,6 +93,27 @@ async fn the_second_of_two_calls_under_a_key_gets_the_task_of_the_first() {
         assert_eq!((second.expect("no error"), meanwhile), (expected, Meanwhile::Waited));
         assert_eq!(newest(&store, 10).await.len(), 1);
         assert_eq!(store.open_ops(OpScope::All).await.expect("no error").len(), 1);
+    }
+}
+
+/// A request id stands for each of its requests.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_calls_with_one_request_id_are_one_task_if_they_are_equal() {
+    for (request, is_same) in [(1, true), (2, false)] {
+        let (folder, store, other) = two_servers(&[]).await;
+        let gate = Gate::at(&folder, "INSERT ON ops").await;
+        let [one, two] = [(&store, 1), (&other, request)]
+            .map(|(at, request)| submit_under(KeyKind::RequestId, at, request));
+        let (first, second, meanwhile) = gate.between(one, two).await;
+        let (Ok(Submitted::New(task)), Ok(second)) = (&first, second) else { panic!("{first:?}") };
+        match is_same {
+            true => assert_eq!((second, meanwhile), (Submitted::Before(*task), Meanwhile::Waited)),
+            false => {
+                assert!(matches!(second, Submitted::New(another) if another != *task), "{second:?}");
+                assert_eq!(meanwhile, Meanwhile::CameToo);
+            }
+        }
+        assert_eq!(newest(&store, 10).await.len(), if is_same { 1 } else { 2 });
     }
 }
 
@@ -245,6 +272,70 @@ async fn two_agents_that_join_as_one_host_take_turns() {
     assert_eq!((second.expect("joined").retired, meanwhile), (vec![agent("a")], Meanwhile::Waited));
     let found = store.agent_at(host(1)).await.expect("no error").expect("one agent");
     assert_eq!(found.agent, agent("b"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_use_of_a_token_is_used_once_at_two_servers() {
+    let Fixture { folder, store } = TestEngine::Postgres.fixture().await;
+    let other = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
+    store.create_token(token(1)).await.expect("a token");
+    let gate = Gate::at(&folder, "UPDATE ON tokens").await;
+    let (first, second, meanwhile) = gate.between(join(&store, "a", 1), join(&other, "b", 2)).await;
+    assert!(first.is_ok(), "{first:?}");
+    assert_eq!((second, meanwhile), (Err(JoinTokenRefusal::UsedUp), Meanwhile::Waited));
+    assert!(store.agent_at(host(2)).await.expect("no error").is_none(), "it has not joined");
+}
+
+/// Reports about the same tasks reach two servers in opposite orders. Both servers wait for the second of
+/// three tasks, which somebody else has locked. If they locked the counts in the order of the reports, each
+/// would hold those of one task and wait for those of another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn opposing_batches_of_two_servers_do_not_deadlock() {
+    let (folder, store, other) = two_servers(&[]).await;
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        tasks.push(store.create_task(new_task(&["a", "b"])).await.expect("a task"));
+    }
+    let mut reports = Vec::new();
+    for task in &tasks {
+        let both = [("a", 0), ("b", 1)];
+        reports.extend(both.map(|(by, index)| finished(op(*task, index), Some(by), Code::Success)));
+    }
+    let reversed: Vec<Finished> = reports.iter().rev().cloned().collect();
+    let database = administrator(&folder).await;
+    let second = i64::try_from(tasks[1].number).expect("a number of the store");
+    let sql = format!("BEGIN; SELECT 1 FROM task_counts WHERE number = {second} FOR UPDATE");
+    database.batch_execute(&sql).await.expect("locked");
+    let mut units = Vec::new();
+    for (waiting, (store, reports)) in (1..).zip([(&store, reports), (&other, reversed)]) {
+        let store = store.clone();
+        units.push(tokio::spawn(async move { store.finish_ops(reports).await.expect("stored") }));
+        wait_until_waiting(&database, waiting).await;
+    }
+    database.batch_execute("COMMIT").await.expect("unlocked");
+    let mut applied = Vec::new();
+    for unit in units {
+        applied.push(unit.await.expect("no panic"));
+    }
+    applied.sort_by_key(|applied| applied[0] != Applied::Now);
+    assert_eq!(applied, [[Applied::Now; 6], [Applied::Already; 6]], "one was first with all of them");
+    for task in tasks {
+        let record = store.task(task).await.expect("no error").expect("the task");
+        assert_eq!(record.counts, TaskCounts { total: 2, open: 0, succeeded: 2, failed: 0 });
+    }
+    let sql = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    let deadlocks: i64 = database.query_one(sql, &[]).await.expect("readable").get(0);
+    assert_eq!(deadlocks, 0);
+}
+
+/// Waits until so many transactions wait for a lock.
+async fn wait_until_waiting(database: &tokio_postgres::Client, transactions: i64) {
+    let sql = "SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity USING (pid) \
+               WHERE NOT granted AND datname = current_database()";
+    let began = Instant::now();
+    while database.query_one(sql, &[]).await.expect("readable").get::<_, i64>(0) < transactions {
+        assert!(began.elapsed() < PATIENCE, "fewer than {transactions} transactions wait");
+    }
 }
 
 /// A server writes what an agent said in the old session, and the agent connects to another one.

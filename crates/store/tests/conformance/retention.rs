@@ -1,6 +1,8 @@
 //! Deletion of old rows.
 
 use super::*;
+use procfleet_testkit::PATIENCE;
+use tokio_postgres::Client;
 
 const LARGE: Slice = Slice { tasks: 1_000, ops: 100_000 };
 
@@ -87,4 +89,96 @@ async fn old_audit_records_and_tokens_are_deleted(engine: TestEngine) {
         store.join(shown(), joining("a", 1), 2_500).await.expect("no error"),
         Err(JoinTokenRefusal::Unknown)
     );
+}
+
+const DAY: i64 = 86_400_000;
+
+/// A store with an ended task of day 1 and one of day 3, and a connection of the test's own.
+async fn two_days() -> (Fixture, Client) {
+    let fixture = TestEngine::Postgres.fixture().await;
+    task(&fixture.store, DAY, 2, 0).await;
+    task(&fixture.store, 3 * DAY, 2, 1).await;
+    let client = administrator(&fixture.folder).await;
+    (fixture, client)
+}
+
+/// The tables of a day, attached or not.
+async fn tables_of(client: &Client, day: u32) -> i64 {
+    let sql =
+        "SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ ('^[a-z_]+_d' || $1::text || '$')";
+    client.query_one(sql, &[&day.to_string()]).await.expect("readable").get(0)
+}
+
+/// The day is dropped while a report reads other ops, or the same, in one long transaction. Nothing that uses
+/// ops meanwhile waits for a lock of a table.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_is_dropped_beside_a_long_read_without_holding_up_writers() {
+    for report in ["SELECT count(*) FROM ops", "SELECT count(*) FROM ops WHERE task >= 3::bigint << 38"] {
+        let (Fixture { folder, store }, reader) = two_days().await;
+        let other = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
+        let watcher = administrator(&folder).await;
+        reader.batch_execute(&format!("BEGIN; {report}")).await.expect("a long read");
+        let dropping = tokio::spawn({
+            let store = store.clone();
+            async move { store.delete_tasks(2 * DAY, LARGE).await }
+        });
+        let mut rounds = 0;
+        while !dropping.is_finished() || rounds < 20 {
+            let working = tokio::spawn({
+                let other = other.clone();
+                async move {
+                    let id = task(&other, 3 * DAY, 3, 1).await;
+                    other.open_ops(OpScope::Tasks(vec![id])).await.expect("no error");
+                    other.task_results(id).await.expect("no error").expect("the task");
+                }
+            });
+            while !working.is_finished() {
+                // The transaction that drops the day may itself wait for the report.
+                let sql = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'relation' \
+                           AND mode != 'AccessExclusiveLock' \
+                           AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+                let held_up: i64 = watcher.query_one(sql, &[]).await.expect("readable").get(0);
+                assert_eq!(held_up, 0, "{report}");
+            }
+            working.await.expect("all of it is done");
+            rounds += 1;
+        }
+        let deleted = dropping.await.expect("no panic").expect("the tasks are deleted in any case");
+        assert_eq!((deleted.tasks, deleted.more), (1, false), "{report}");
+        reader.batch_execute("COMMIT").await.expect("the read ends");
+        let dropped = async {
+            while tables_of(&watcher, 1).await > 0 {
+                store.delete_tasks(2 * DAY, LARGE).await.expect("deleted");
+            }
+        };
+        tokio::time::timeout(PATIENCE, dropped).await.expect("the day is dropped");
+        assert_eq!(tables_of(&watcher, 3).await, 3, "{report}");
+    }
+}
+
+/// A task gets a number of an old day after the day's partitions were detached, wholly or half: the clock was
+/// set back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_of_a_day_that_is_about_to_be_dropped_keeps_it() {
+    let (Fixture { folder, store }, reader) = two_days().await;
+    let client = administrator(&folder).await;
+    for long_read in [false, true] {
+        store.delete_tasks(DAY + 1, LARGE).await.expect("deleted");
+        let detach = "ALTER TABLE ops DETACH PARTITION ops_d1 CONCURRENTLY";
+        if long_read {
+            reader.batch_execute("BEGIN; SELECT count(*) FROM ops").await.expect("a long read");
+            client.batch_execute("SET lock_timeout = '1ms'").await.expect("a setting");
+            client.batch_execute(detach).await.expect_err("the read lasts for longer");
+            reader.batch_execute("COMMIT").await.expect("the read ends");
+        } else {
+            client.batch_execute(detach).await.expect("detached");
+        }
+        let id = task(&store, DAY, 2, 1).await;
+        store.delete_tasks(2 * DAY, LARGE).await.expect("deleted");
+        let (_, ops) = store.task_results(id).await.expect("no error").expect("the task");
+        assert_eq!(ops.len(), 2, "{long_read}");
+        store.finish_ops(vec![finished(op(id, 0), None, Code::Success)]).await.expect("applied");
+    }
+    store.delete_tasks(2 * DAY, LARGE).await.expect("deleted");
+    assert_eq!(tables_of(&client, 1).await, 0);
 }

@@ -2,8 +2,8 @@
 
 use super::gate::{Gate, Meanwhile};
 use super::*;
-use procfleet_testkit::PATIENCE;
-use std::time::Duration;
+use procfleet_testkit::{DatabaseProxy, Listening, PATIENCE};
+use std::time::{Duration, Instant};
 
 struct Servers {
     _folder: TempDir,
@@ -204,6 +204,35 @@ async fn servers_that_drain_are_not_advertised_and_the_last_one_is_not_drained()
 }
 
 /// Without the lock, each would count on the other.
+/// A server is its row, not its name: a copied unit file must not make two servers one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_with_one_name_are_two_servers() {
+    let Servers { one, two, _folder: one_folder } = servers(&["a"]).await;
+    for store in [&one, &two] {
+        store.introduce(intro("s1")).await.expect("known");
+    }
+    let up = |drains| ("s1".to_owned(), ServerState::Up, drains);
+    assert_eq!(listed(&one).await, [up(false), up(false)]);
+    assert_eq!(drain(&one, "s1", true).await, DrainOutcome::Last, "both of them are called so");
+    let all = |store: &Store| Lease::ALL.into_iter().filter(|lease| store.membership().has(*lease)).count();
+    assert_eq!((all(&one), all(&two)), (Lease::ALL.len(), 0), "each lease has one holder");
+    let first = connect(&one, "a").await;
+    let second = connect(&two, "a").await;
+    assert!(second > first);
+    let task = two.create_task(new_task(&["a"])).await.expect("a task");
+    assert_eq!(open(&one, OpScope::Tasks(vec![task])).await, [], "the other one holds its agent");
+    // With a third one there is a server to send agents to; both of the name drain, and neither is lost.
+    let three = TestEngine::Postgres.reopen(&one_folder).await.expect("a third server");
+    three.introduce(intro("s3")).await.expect("known");
+    assert_eq!(drain(&three, "s1", true).await, DrainOutcome::Done);
+    assert_eq!(listed(&three).await, [up(true), up(true), ("s3".to_owned(), ServerState::Up, false)]);
+    // The end of one leaves the other one as it is.
+    one.close().await.expect("closed");
+    wait_until("the other one has the leases", async || all(&two) + all(&three) == Lease::ALL.len()).await;
+    assert!(two.membership().holds());
+    assert_eq!(listed(&three).await, [up(true), ("s3".to_owned(), ServerState::Up, false)]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_servers_that_are_drained_at_once_do_not_both_drain() {
     let Servers { one, two, _folder } = servers(&[]).await;
@@ -314,24 +343,106 @@ async fn a_silent_listener_is_noticed_and_replaced() {
     wait_until("it hears itself again", notified).await;
 }
 
+/// A pooler that shares connections lets LISTEN succeed, and delivers nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_whose_listen_is_swallowed_polls_until_it_hears_itself() {
+    let Fixture { folder, store: one } = TestEngine::Postgres.fixture().await;
+    let proxy = DatabaseProxy::to(&std::fs::read_to_string(url_file(&folder)).expect("the url"));
+    proxy.set_listening(Listening::Swallowed);
+    let two = Store::connect(&proxy.url().parse().expect("a url")).await.expect("a second server");
+    two.introduce(intro("two")).await.expect("known");
+    let mut heard = two.membership().wakes();
+    wait_until("it has listened once", async || proxy.swallowed() > 0).await;
+    let began = Instant::now();
+    wait_until("it has listened again, because it did not hear itself", async || proxy.swallowed() > 2).await;
+    // Each time it waits for its own probe before it gives up the connection: no busy loop.
+    assert!(began.elapsed() > Duration::from_secs(6), "{:?}", began.elapsed());
+    assert_eq!(two.membership().wake_mode(), WakeMode::Polling);
+    let shown = async || {
+        let records = one.servers().await.expect("no error");
+        records.into_iter().find(|record| record.intro.name == "two").map(|record| record.wakes)
+    };
+    wait_until("others see that it polls", async || shown().await == Some(WakeMode::Polling)).await;
+
+    proxy.set_listening(Listening::Works);
+    wait_until("it hears itself", async || two.membership().wake_mode() == WakeMode::Notified).await;
+    wait_until("others see it", async || shown().await == Some(WakeMode::Notified)).await;
+    one.membership().wake_others(Wake::Events);
+    // After each new connection it says that it may have missed something.
+    loop {
+        let wake = tokio::time::timeout(PATIENCE, heard.recv()).await.expect("in time");
+        match wake.expect("few") {
+            Wake::Everything => {}
+            other => break assert_eq!(other, Wake::Events),
+        }
+    }
+}
+
+/// A store whose database has a clock that can be set.
+async fn store_with_clock() -> Fixture {
+    let folder = tempfile::tempdir().expect("a temp folder");
+    let made = tokio::task::spawn_blocking(|| Cluster::shared().database_with_clock());
+    std::fs::write(url_file(&folder), made.await.expect("a database")).expect("a file");
+    let store = TestEngine::Postgres.reopen(&folder).await.expect("a new store opens");
+    Fixture { folder, store }
+}
+
+async fn set_clock(database: &tokio_postgres::Client, ahead: &str) {
+    let sql = format!("UPDATE test_clock SET ahead = '{ahead}'");
+    database.batch_execute(&sql).await.expect("ours");
+}
+
+/// Milliseconds that are added to a boot time to get the store's time.
+fn offset(store: &Store) -> i64 {
+    store.membership().store_offset().expect("a shared store")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_jump_of_the_databases_clock_does_not_move_the_stores_time() {
-    let Servers { one, two, _folder } = servers(&[]).await;
-    let offset = |store: &Store| store.membership().store_offset().expect("a shared store");
-    let before = offset(&one);
+    let Fixture { folder, store: one } = store_with_clock().await;
+    let two = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
+    let (before, database) = (offset(&one), database(&folder).await);
     assert!((before - offset(&two)).abs() < 2_000);
-    // The database's clock cannot be set here; a shift of the store's time looks the same to its servers.
-    let database = database(&_folder).await;
     let hour = 3_600_000_i64;
-    database.execute("UPDATE store_clock SET shift_ms = shift_ms + $1", &[&hour]).await.expect("ours");
-    wait_until("the shift is corrected", async || {
-        let row = database.query_one("SELECT shift_ms FROM store_clock", &[]).await.expect("ours");
-        row.get::<_, i64>(0).abs() < 2_000
-    })
-    .await;
-    for store in [&one, &two] {
-        assert!((offset(store) - before).abs() < 2_000, "{} {before}", offset(store));
+    for (jumps, ahead, shift) in [(1, "1 hour", -hour), (2, "0 s", 0), (3, "-1 hour", hour)] {
+        set_clock(&database, ahead).await;
+        wait_until("the jump is corrected", async || {
+            let row = database.query_one("SELECT shift_ms FROM store_clock", &[]).await.expect("ours");
+            (row.get::<_, i64>(0) - shift).abs() < 2_000
+        })
+        .await;
+        // Both servers see the correction before the next jump.
+        let beats = async || {
+            let row = database.query_one("SELECT min(beat) FROM beats", &[]).await.expect("ours");
+            row.get::<_, i64>(0)
+        };
+        let corrected = database.query_one("SELECT max(beat) FROM beats", &[]).await.expect("ours");
+        let corrected: i64 = corrected.get(0);
+        wait_until("both have looked again", async || beats().await > corrected + 1).await;
+        for store in [&one, &two] {
+            assert!((offset(store) - before).abs() < 2_000, "{ahead}: {} {before}", offset(store));
+        }
+        // The first server has counted and corrected the jump. The other one may not see it.
+        assert_eq!(one.membership().clock_jumps(), jumps);
+        assert!(two.membership().clock_jumps() <= jumps);
     }
+}
+
+/// The first server knows the right time, and the second one has only seen the wrong one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_starts_between_a_jump_and_its_correction_follows_the_correction() {
+    let Fixture { folder, store: one } = store_with_clock().await;
+    let (before, hour) = (offset(&one), 3_600_000_i64);
+    let (holder, other) = (database(&folder).await, database(&folder).await);
+    holder.batch_execute("BEGIN; SELECT 1 FROM store_clock FOR UPDATE").await.expect("a lock");
+    set_clock(&other, "1 hour").await;
+    let two = TestEngine::Postgres.reopen(&folder).await.expect("a second server");
+    assert!(offset(&two) - before > hour / 2, "nobody can have corrected the jump");
+    holder.batch_execute("COMMIT").await.expect("the end of the lock");
+    wait_until("the second server has the store's time", async || (offset(&two) - before).abs() < 2_000)
+        .await;
+    assert_eq!(two.membership().clock_jumps(), 0, "a correction is no jump");
+    assert!((offset(&one) - before).abs() < 2_000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -344,6 +455,36 @@ async fn a_store_that_is_too_new_ends_an_old_server_also_while_it_runs() {
     assert!(matches!(ended, StoreError::Newer { .. }), "{ended}");
     let refused = TestEngine::Postgres.reopen(&_folder).await;
     assert!(matches!(refused, Err(StoreError::Newer { .. })), "{refused:?}");
+}
+
+/// A beat that waits for a lock is given up, and so is its connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_beat_that_waits_leaves_no_connection_behind() {
+    const BEATS: usize = 12;
+    let Servers { one, two, _folder } = servers(&[]).await;
+    let (holder, watcher) = (database(&_folder).await, database(&_folder).await);
+    holder.batch_execute("BEGIN; SELECT 1 FROM beats FOR UPDATE").await.expect("a lock");
+    wait_until("calls are refused", async || {
+        matches!(one.create_task(new_task(&["a"])).await, Err(StoreError::Away { .. }))
+    })
+    .await;
+    let sql = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
+               AND wait_event_type = 'Lock' AND query LIKE '%UPDATE beats%'";
+    let mut seen = std::collections::BTreeSet::new();
+    let mut most = 0;
+    wait_until("several beats have waited", async || {
+        let rows = watcher.query(sql, &[]).await.expect("readable");
+        most = most.max(rows.len());
+        seen.extend(rows.iter().map(|row| row.get::<_, i32>(0)));
+        seen.len() >= BEATS
+    })
+    .await;
+    assert!(most <= 4, "{most} backends wait for {} beats of two servers", seen.len());
+    holder.batch_execute("COMMIT").await.expect("the end of the lock");
+    wait_until("both are back", async || {
+        one.create_task(new_task(&["a"])).await.is_ok() && two.create_task(new_task(&["a"])).await.is_ok()
+    })
+    .await;
 }
 
 /// The store of one server answers as one that has every right.

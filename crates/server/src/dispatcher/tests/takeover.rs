@@ -8,13 +8,13 @@ use procfleet_core::dispatch::OpProgress;
 use procfleet_store::{EndedBy, Finished};
 
 /// The first server, an agent that has left it, and an op that waits for the agent.
-struct Waiting {
-    servers: TwoServers,
-    fixture: Fixture,
-    op: OpId,
+pub(super) struct Waiting {
+    pub(super) servers: TwoServers,
+    pub(super) fixture: Fixture,
+    pub(super) op: OpId,
 }
 
-async fn waiting() -> Waiting {
+pub(super) async fn waiting() -> Waiting {
     let servers = two_servers().await;
     let (store, clock) = (servers.one.clone(), servers.work.clock);
     let agent = enrol(&store).await;
@@ -34,27 +34,28 @@ async fn waiting() -> Waiting {
 }
 
 impl Waiting {
-    async fn accept(&self) -> OpId {
+    pub(super) async fn accept(&self) -> OpId {
         self.fixture.task(1, 0, 30_000, 60_000).await[0]
     }
 
     /// The agent connects to the first server.
     async fn connect(&mut self) -> Epoch {
         let epoch = self.connect_to(&self.servers.one).await;
-        self.announce(self.servers.one.membership().run(), epoch);
+        self.announce(self.servers.one.membership().run(), epoch, LastHeard::at(0));
         self.servers.work.follow_cluster().await;
         assert!(self.servers.work.sessions.contains_key(&self.fixture.agent));
         epoch
     }
 
     /// Tells the dispatcher of a session.
-    fn announce(&mut self, run: ServerId, epoch: Epoch) {
-        let (sender, _, _) = SessionSender::for_session();
+    pub(super) fn announce(&mut self, run: ServerId, epoch: Epoch, heard: LastHeard) -> SessionReceiver {
+        let (sender, receiver, _) = SessionSender::for_session();
         let agent = self.fixture.agent.clone();
-        let (taken, heard, capabilities) = (Vec::new(), LastHeard::at(0), ALL_CAPABILITIES);
+        let (taken, capabilities) = (Vec::new(), ALL_CAPABILITIES);
         let connected =
             DispatcherMessage::Connected { agent, run, epoch, sender, taken, heard, capabilities };
         self.servers.work.take(connected);
+        receiver
     }
 
     /// An op of a task that the dispatcher has read before: only the agent's connect, or a death, lets it
@@ -65,18 +66,18 @@ impl Waiting {
         op
     }
 
-    async fn connect_to(&self, store: &Store) -> Epoch {
+    pub(super) async fn connect_to(&self, store: &Store) -> Epoch {
         let (agent, wall) = (&self.fixture.agent, self.fixture.clock.wall());
         store.agent_connected(agent, "0.1.0", "null", wall, Epoch(0)).await.expect("connected")
     }
 
-    fn progress(&self, op: OpId) -> Option<OpProgress> {
+    pub(super) fn progress(&self, op: OpId) -> Option<OpProgress> {
         self.servers.work.ops.get(&op).map(|entry| entry.open.progress)
     }
 }
 
 /// Sent in a session that is not known.
-const MAYBE: Option<OpProgress> = Some(OpProgress::Sent(Epoch(0)));
+pub(super) const MAYBE: Option<OpProgress> = Some(OpProgress::Sent(Epoch(0)));
 
 /// The new op shows the agent's last session to this server. With that session as its fence, a decision about
 /// the old op would be accepted.
@@ -114,7 +115,7 @@ async fn ops_of_an_agent_that_left_before_they_were_read_are_read() {
         let epoch = waiting.connect_to(&waiting.servers.one).await;
         let op = waiting.accept_known().await;
         if is_announced {
-            waiting.announce(run, epoch);
+            waiting.announce(run, epoch, LastHeard::at(0));
         }
         waiting.servers.work.take(DispatcherMessage::Gone { agent: waiting.fixture.agent.clone(), epoch });
         waiting.servers.work.follow_cluster().await;
@@ -127,7 +128,7 @@ async fn ops_of_an_agent_that_left_before_they_were_read_are_read() {
 async fn a_session_of_an_earlier_run_is_not_admitted() {
     let mut waiting = waiting().await;
     let epoch = waiting.connect_to(&waiting.servers.one).await;
-    waiting.announce(ServerId(0), epoch);
+    waiting.announce(ServerId(0), epoch, LastHeard::at(0));
     waiting.servers.work.follow_cluster().await;
     assert!(!waiting.servers.work.sessions.contains_key(&waiting.fixture.agent));
 }

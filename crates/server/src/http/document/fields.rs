@@ -1,6 +1,6 @@
 //! A schema as a list of fields, each with its path, for people to read.
 
-use super::page::{description, object, text};
+use super::values::{description, object, text};
 use serde_json::Value;
 
 /// One row of a list of fields.

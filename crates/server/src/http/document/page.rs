@@ -1,7 +1,8 @@
 //! The document as one HTML page: no scripts, no external resources, both languages, and every text escaped.
 
 use super::fields::{Field, fields};
-use serde_json::{Map, Value};
+use super::values::{description, text};
+use serde_json::Value;
 use std::fmt::Write;
 
 const STYLE: &str = include_str!("page.css");
@@ -347,24 +348,8 @@ fn highlight(value: &Value, depth: usize, html: &mut String) {
     }
 }
 
-/// The English and the Chinese text.
-pub(super) fn description(described: &Value) -> (&str, &str) {
-    let chinese = text(&described["x-description-zh"]);
-    let both = text(&described["description"]);
-    let english = both.strip_suffix(chinese).map_or(both, |english| english.trim_end());
-    (english, chinese)
-}
-
-pub(super) fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
 fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
-pub(super) fn object(value: &Value) -> Option<&Map<String, Value>> {
-    value.as_object()
 }
 
 fn escape(text: &str) -> String {

@@ -3,3 +3,4 @@
 pub mod access;
 pub(crate) mod peer_fault;
 pub mod scope;
+pub(super) mod store_fault;

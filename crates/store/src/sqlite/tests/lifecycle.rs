@@ -141,3 +141,27 @@ async fn boots_have_numbers_in_their_order() {
         "an unknown boot counts as new"
     );
 }
+
+/// `/readyz` asks this until the server has ended.
+#[tokio::test]
+async fn a_store_in_which_a_read_has_met_damage_refuses_changes() {
+    use std::os::unix::fs::FileExt;
+    let Fixture { folder, store } = fixture().await;
+    store.close().await.expect("closed");
+    let file = Connection::open(path(&folder)).expect("a database");
+    let sql = "SELECT rootpage FROM sqlite_schema WHERE name = 'business_sets'";
+    let root: u32 = file.query_row(sql, [], |row| row.get(0)).expect("a table");
+    let size: u32 = file.pragma_query_value(None, "page_size", |row| row.get(0)).expect("a number");
+    drop(file);
+    let store = Store::open(&path(&folder)).await.expect("it is sound");
+    assert_eq!(store.refuses_changes().await, None);
+    let file = std::fs::OpenOptions::new().write(true).open(path(&folder)).expect("our own file");
+    file.write_all_at(&[0xa5; 512], u64::from(root - 1) * u64::from(size)).expect("our own file");
+    let met = store.business_sets().await;
+    assert!(met.is_err(), "{met:?}");
+    let reason = store.refuses_changes().await;
+    assert_eq!(reason.as_deref(), Some("it is damaged, and the server ends"));
+    let refused = store.create_user("ann", 1, NewAudit::default()).await;
+    assert!(refused.is_err(), "{refused:?}");
+    assert!(matches!(store.failed().await, StoreError::Damaged { .. }));
+}

@@ -1,0 +1,106 @@
+//! A server looks at the open tasks without having been told of them: the server that has changed them ended
+//! before its wake-up was sent, or the wake-up was lost. Two servers on one PostgreSQL database.
+
+use super::takeover::{Waiting, waiting};
+use super::*;
+use procfleet_core::dispatch::OpProgress;
+use procfleet_store::{EndedBy, Finished, NewAudit, Wake};
+
+const DAY: i64 = 24 * HOUR;
+
+impl Waiting {
+    /// Looks at the open tasks, as the loop does when it is time, and reads those that are new.
+    async fn poll(&mut self) {
+        self.servers.work.cluster.poll_at = Some(self.servers.work.clock.now());
+        self.servers.work.follow_cluster().await;
+        self.servers.work.read_tasks().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_nobody_announced_is_found() {
+    let mut waiting = waiting().await;
+    waiting.fixture.store = waiting.servers.two.clone();
+    let op = waiting.accept().await;
+    assert_eq!(waiting.progress(op), None);
+    waiting.poll().await;
+    assert_eq!(waiting.progress(op), Some(OpProgress::Waiting));
+    waiting.poll().await;
+    assert!(waiting.servers.work.unread.is_empty(), "it is read once");
+}
+
+/// A look behind a cursor would never see it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_with_a_lower_number_that_is_committed_later_is_found() {
+    let mut waiting = waiting().await;
+    waiting.poll().await;
+    // A number begins with the day of its task.
+    let earlier = waiting.fixture.task(1, DAY, 30_000, 60_000).await[0];
+    assert!(earlier.task.number < waiting.op.task.number, "{earlier} {}", waiting.op);
+    waiting.poll().await;
+    assert!(waiting.progress(earlier).is_some());
+    assert_eq!(waiting.progress(waiting.op), Some(OpProgress::Waiting), "the other one stays");
+}
+
+/// A caller starts a proc through one server, and then stops it through another one, which has the agent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ops_are_sent_in_the_order_of_acceptance_whichever_servers_have_accepted_them() {
+    let mut waiting = waiting().await;
+    let epoch = waiting.connect_to(&waiting.servers.one).await;
+    let mut receiver = waiting.announce(waiting.servers.one.membership().run(), epoch, LastHeard::at(0));
+    waiting.servers.work.follow_cluster().await;
+    waiting.servers.work.settle().await;
+    assert_eq!(next_op(&mut receiver).await, waiting.op);
+    // The other server's clock is a second ahead, and its wake-up has not arrived yet.
+    let first = waiting.fixture.new_task(None, 1, 0, 30_000, 60_000, 0);
+    let first = NewTask { stamp: first.stamp + 1, ..first };
+    let first = waiting.servers.two.create_task(first).await.expect("a task");
+    let second = waiting.accept().await;
+    waiting.servers.work.take(DispatcherMessage::TaskCreated(second.task));
+    waiting.servers.work.read_tasks().await;
+    waiting.servers.work.settle().await;
+    let sent = [next_op(&mut receiver).await, next_op(&mut receiver).await];
+    assert_eq!(sent, [OpId { task: first, index: 0 }, second]);
+    // The wake-up comes now.
+    waiting.servers.work.woken(Wake::Task(first));
+    assert!(waiting.servers.work.unread.is_empty(), "it is read once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancellation_that_nobody_announced_is_found() {
+    let mut waiting = waiting().await;
+    waiting.poll().await;
+    let is_cancelled = |waiting: &Waiting| waiting.servers.work.ops[&waiting.op].cancelling.is_some();
+    assert!(!is_cancelled(&waiting));
+    let cancelled = waiting.servers.two.cancel_task(waiting.op.task, 1, NewAudit::default()).await;
+    assert!(cancelled.expect("no error"));
+    waiting.poll().await;
+    assert!(is_cancelled(&waiting));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ops_that_ended_elsewhere_are_forgotten_and_those_who_wait_are_told() {
+    let mut waiting = waiting().await;
+    waiting.poll().await;
+    let mut changes = waiting.servers.work.changes.subscribe();
+    let outcome = Outcome::without_agent(Code::Success, "done", OpKind::Query);
+    let by = EndedBy::Agent(waiting.fixture.agent.clone());
+    let finished = Finished { op: waiting.op, by, outcome, at: 1 };
+    waiting.servers.two.finish_ops(vec![finished]).await.expect("stored");
+    waiting.poll().await;
+    assert_eq!(waiting.progress(waiting.op), None);
+    assert!(changes.has_changed().expect("the dispatcher has the sender"));
+    changes.borrow_and_update();
+    waiting.poll().await;
+    assert!(!changes.has_changed().expect("the dispatcher has the sender"), "it is told once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wake_up_brings_the_look_forward() {
+    let mut waiting = waiting().await;
+    for wake in [Wake::Cancelled, Wake::Everything] {
+        waiting.servers.work.cluster.poll_at = Some(waiting.servers.work.clock.now() + PATIENCE);
+        waiting.servers.work.woken(wake.clone());
+        assert!(waiting.servers.work.cluster.poll_at <= Some(waiting.servers.work.clock.now()), "{wake:?}");
+    }
+}

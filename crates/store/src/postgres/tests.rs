@@ -1,0 +1,124 @@
+//! A panic inside the engine fails the call that caused it, and nothing else.
+
+use super::line::{ChangeGroup, ChangeReply, LineChange};
+use super::*;
+use procfleet_core::AgentId;
+use procfleet_program::{LogArgs, LogFormat};
+use procfleet_testkit::Cluster;
+use std::sync::OnceLock;
+
+/// Makes a user with the name of the agent.
+#[derive(Debug)]
+struct Noted {
+    agent: AgentId,
+    end: NoteEnd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoteEnd {
+    Good,
+    Panic,
+}
+
+impl LineChange for Noted {
+    type Answer = ();
+    const DOING: &'static str = "noting";
+
+    fn agent(&self) -> &AgentId {
+        &self.agent
+    }
+
+    fn bytes(&self) -> usize {
+        1
+    }
+
+    fn carry_out<'a>(
+        tx: &'a Transaction<'a>,
+        group: &'a ChangeGroup<Self>,
+    ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>> {
+        Box::pin(async move {
+            for noted in &group.changes {
+                let sql = "INSERT INTO users (name, created_at) VALUES ($1, 1)";
+                tx.execute(sql, &[&noted.agent.as_str()]).await?;
+                assert_eq!(noted.end, NoteEnd::Good, "on purpose");
+            }
+            Ok(group.changes.iter().map(|_| ChangeReply::Answer(Ok(()))).collect())
+        })
+    }
+}
+
+fn line(_: &Inner) -> &Line<Noted> {
+    static LINE: OnceLock<Line<Noted>> = OnceLock::new();
+    LINE.get_or_init(Line::default)
+}
+
+fn users(store: &PgStore) -> impl Future<Output = Vec<String>> {
+    let store = store.clone();
+    async move {
+        let rows =
+            store.rows("looking", "SELECT name FROM users ORDER BY name", &[]).await.expect("no error");
+        store.converted("looking", &rows, |row| Ok(row.try_get(0)?)).expect("texts")
+    }
+}
+
+/// In a separate process, because the panic hook and its count belong to the whole process.
+#[test]
+fn a_panic_fails_its_own_call_and_is_contained_and_counted() {
+    if procfleet_testkit::played_apart(&[]) {
+        return;
+    }
+    let url = Cluster::shared().database().parse().expect("a url");
+    let log = LogArgs { log_format: LogFormat::Text, log_level: "off".to_owned() };
+    let _log = log.init_tracing();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let store = PgStore::open(&url).await.expect("it opens");
+        let note = |name: &str, end| {
+            let noted = Noted { agent: name.parse().expect("an agent id"), end };
+            store.write_in_line(line, noted)
+        };
+        // With one thread, the task that serves the line begins when all three are in the line.
+        let noted = tokio::join!(
+            biased;
+            note("a", NoteEnd::Good),
+            note("b", NoteEnd::Panic),
+            note("c", NoteEnd::Good),
+        );
+        assert!(
+            matches!(noted, (Ok(()), Err(StoreError::Panicked { doing: "noting" }), Ok(()))),
+            "{noted:?}"
+        );
+        assert_eq!(users(&store).await, ["a", "c"]);
+        assert_eq!(panics::total(), 2, "of the group, and of the one change");
+
+        let written: Result<(), StoreError> = store
+            .write("writing", (), |tx, ()| {
+                Box::pin(async move {
+                    tx.execute("INSERT INTO users (name, created_at) VALUES ('d', 1)", &[]).await?;
+                    panic!("on purpose")
+                })
+            })
+            .await;
+        let read: Result<(), StoreError> =
+            store.read("reading", (), |_, ()| Box::pin(async { panic!("on purpose") })).await;
+        let rows = store.rows("looking", "SELECT 1", &[]).await.expect("no error");
+        let converted: Result<Vec<()>, StoreError> =
+            store.converted("converting", &rows, |_| panic!("on purpose"));
+        for (result, doing) in [(written, "writing"), (read, "reading"), (converted.map(drop), "converting")]
+        {
+            let is_panic = matches!(&result, Err(StoreError::Panicked { doing: what }) if *what == doing);
+            assert!(is_panic, "{doing}: {result:?}");
+        }
+        assert_eq!(panics::total(), 5);
+        // The pool gives none of their transactions to others.
+        for _ in 0..2 * pool::CONNECTIONS {
+            assert_eq!(users(&store).await, ["a", "c"]);
+        }
+        tokio::select! {
+            biased;
+            panicked = panics::fatal() => panic!("the program would end: {panicked}"),
+            () = std::future::ready(()) => {}
+        }
+        store.close().await.expect("closed");
+    });
+}
