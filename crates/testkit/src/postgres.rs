@@ -1,11 +1,16 @@
-//! A PostgreSQL cluster of the test program's own, in a temp folder, run by an unprivileged account; and a
-//! connection pooler in front of it.
+//! PostgreSQL clusters in temp folders, run by an unprivileged account; and a connection pooler in front of
+//! them.
+//!
+//! All tests of a program share one cluster. A test that stops, kills or fails over its database has a
+//! cluster of its own, which ends with the test.
 //!
 //! PostgreSQL refuses to run as root, so tests that run as root start it as the account `nobody`. The kernel
 //! ends it with the test program (PR_SET_PDEATHSIG). Statics are not dropped, so a shell removes the folder
 //! (about 1 GiB) after the end of both.
 
-use crate::wait::{PATIENCE, wait_until};
+use crate::process::{self, kill};
+use crate::wait::{EVERY, PATIENCE, ask_again, wait_for, wait_until};
+use rustix::process::Signal;
 use std::io::{PipeWriter, pipe};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +23,7 @@ const SUPERUSER: &str = "procfleet";
 /// Debian's account `nobody` and its group.
 const NOBODY: u32 = 65_534;
 
-/// A running cluster. All tests of one program share it, and each has databases of its own.
+/// A running cluster. Dropping it ends PostgreSQL.
 #[derive(Debug)]
 pub struct Cluster {
     folder: TempDir,
@@ -30,22 +35,22 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster of this program, started by the first call.
+    /// The cluster of all tests of this program, started by the first call. Each test has databases of its
+    /// own in it.
     pub fn shared() -> &'static Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(Cluster::start)
+        SHARED.get_or_init(|| Cluster::own(&[]))
     }
 
-    fn start() -> Cluster {
-        let programs = programs().expect(
-            "PostgreSQL's server programs are in /usr/lib/postgresql/*/bin (Debian: postgresql); scripts/test installs them",
-        );
-        let folder = tempfile::Builder::new().prefix("procfleet-pg-").tempdir().expect("a temp folder");
-        open_to_all(folder.path());
-        let port = free_port();
-        let alive = remove_after_the_end(folder.path());
-        let cluster = Cluster { folder, _alive: alive, programs, port, databases: AtomicU32::new(0) };
-        let data = cluster.data();
+    /// A cluster of the test's own, which may stop and kill it. Settings are `name=value`; the last one of a
+    /// name counts.
+    pub fn own(settings: &[&str]) -> Cluster {
+        Cluster::own_with(settings, &[])
+    }
+
+    /// As [`Cluster::own`], with more in the environment of PostgreSQL.
+    pub fn own_with(settings: &[&str], environment: &[(String, String)]) -> Cluster {
+        let cluster = Cluster::prepare();
         let made = Cluster::as_nobody(&cluster.programs.join("initdb"))
             .args([
                 "--username",
@@ -58,32 +63,155 @@ impl Cluster {
                 "--no-sync",
             ])
             .arg("--pgdata")
-            .arg(&data)
+            .arg(cluster.data())
             .stdout(Stdio::null())
             .status()
             .expect("initdb runs");
         assert!(made.success(), "initdb: {made}");
-        let mut postgres = Cluster::as_nobody(&cluster.programs.join("postgres"));
-        postgres.arg("-D").arg(&data);
-        for setting in [
-            format!("port={port}"),
+        cluster.start(settings, environment);
+        cluster
+    }
+
+    /// A standby of this cluster, which follows it by streaming replication. To be started before the
+    /// cluster waits for a synchronous standby.
+    pub fn standby(&self, settings: &[&str]) -> Cluster {
+        let standby = Cluster::prepare();
+        let copied = Cluster::as_nobody(&standby.programs.join("pg_basebackup"))
+            .args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync", "--wal-method=stream"])
+            .args(["--host", "127.0.0.1", "--port", &self.port.to_string(), "--username", SUPERUSER])
+            .arg("--pgdata")
+            .arg(standby.data())
+            .stdout(Stdio::null())
+            .status()
+            .expect("pg_basebackup runs");
+        assert!(copied.success(), "pg_basebackup: {copied}");
+        standby.start(settings, &[]);
+        wait_until(PATIENCE, "the standby receives changes", || {
+            let streams = "SELECT count(*) FROM pg_stat_wal_receiver WHERE status = 'streaming'";
+            standby.psql("postgres", streams).as_deref() == Ok("1")
+        });
+        standby
+    }
+
+    /// Waits until the standby has all changes of now.
+    pub fn wait_for_standby(&self, standby: &Cluster) {
+        let now = self.psql("postgres", "SELECT pg_current_wal_lsn()").expect("it is a primary");
+        let sql = format!("SELECT pg_last_wal_replay_lsn() >= '{now}'");
+        wait_until(PATIENCE, "the standby has all changes", || {
+            standby.psql("postgres", &sql).as_deref() == Ok("t")
+        });
+    }
+
+    /// Stops the processes that send changes to standbys (SIGSTOP). A failover loses what is committed from
+    /// now on.
+    pub fn stop_sending(&self) {
+        let pids = self.psql("postgres", "SELECT pid FROM pg_stat_replication").expect("it is a primary");
+        let pids: Vec<u32> = pids.lines().map(|pid| pid.parse().expect("a pid")).collect();
+        assert!(!pids.is_empty(), "there is a standby");
+        pids.iter().for_each(|pid| kill(*pid, Signal::STOP));
+        wait_until(PATIENCE, "nothing is sent", || pids.iter().all(|pid| process::is_stopped(*pid)));
+    }
+
+    /// Makes a standby a primary.
+    pub fn promote(&self) {
+        self.psql("postgres", "SELECT pg_promote()").expect("it is a standby");
+        wait_until(PATIENCE, "the standby is a primary", || {
+            self.psql("postgres", "SELECT pg_is_in_recovery()").as_deref() == Ok("f")
+        });
+    }
+
+    /// Stops all its processes (SIGSTOP): the kernel accepts connections, and nobody answers.
+    pub fn stop(&self) {
+        let postmaster = self.postmaster();
+        kill(postmaster, Signal::STOP);
+        // A postmaster that is stopped starts no more processes.
+        wait_until(PATIENCE, "the postmaster is stopped", || process::is_stopped(postmaster));
+        let children = process::children(postmaster);
+        children.iter().for_each(|pid| kill(*pid, Signal::STOP));
+        wait_until(PATIENCE, "its processes are stopped", || {
+            children.iter().all(|pid| process::is_stopped(*pid) || !process::is_running(*pid))
+        });
+    }
+
+    /// Continues all its processes after [`Cluster::stop`].
+    pub fn go_on(&self) {
+        let postmaster = self.postmaster();
+        process::children(postmaster).into_iter().for_each(|pid| kill(pid, Signal::CONT));
+        kill(postmaster, Signal::CONT);
+    }
+
+    /// `kill -9` of one connection to the database: PostgreSQL ends all others, too, and recovers from its
+    /// log.
+    pub fn kill_backend(&self, database: &str) {
+        let sql = format!(
+            "SELECT pid FROM pg_stat_activity WHERE datname = '{database}' AND pid <> pg_backend_pid() \
+             AND backend_type = 'client backend' LIMIT 1"
+        );
+        let pid = wait_for(PATIENCE, "somebody is connected to the database", || {
+            self.psql("postgres", &sql).ok()?.parse().ok()
+        });
+        kill(pid, Signal::KILL);
+    }
+
+    /// `kill -9` of all its processes at once, as by a power cut.
+    pub fn kill_all(&self) {
+        let postmaster = self.postmaster();
+        let children = process::children(postmaster);
+        kill(postmaster, Signal::KILL);
+        children.iter().for_each(|pid| kill(*pid, Signal::KILL));
+        wait_until(PATIENCE, "PostgreSQL is dead", || {
+            !process::is_running(postmaster) && !children.iter().any(|pid| process::is_running(*pid))
+        });
+    }
+
+    /// The warnings and errors of PostgreSQL.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn prepare() -> Cluster {
+        let programs = programs().expect(
+            "PostgreSQL's server programs are in /usr/lib/postgresql/*/bin (Debian: postgresql); scripts/test installs them",
+        );
+        let folder = tempfile::Builder::new().prefix("procfleet-pg-").tempdir().expect("a temp folder");
+        open_to_all(folder.path());
+        let alive = remove_after_the_end(folder.path());
+        Cluster { folder, _alive: alive, programs, port: free_port(), databases: AtomicU32::new(0) }
+    }
+
+    fn start(&self, settings: &[&str], environment: &[(String, String)]) {
+        let mut postgres = Cluster::as_nobody(&self.programs.join("postgres"));
+        postgres.arg("-D").arg(self.data());
+        postgres.envs(environment.iter().map(|(name, value)| (name, value)));
+        let fixed = [
+            format!("port={}", self.port),
             "listen_addresses=127.0.0.1".to_owned(),
-            format!("unix_socket_directories={}", cluster.folder.path().display()),
+            format!("unix_socket_directories={}", self.folder.path().display()),
             "max_connections=400".to_owned(),
             "fsync=off".to_owned(),
             "full_page_writes=off".to_owned(),
             "logging_collector=off".to_owned(),
             "log_min_messages=warning".to_owned(),
-        ] {
+        ];
+        for setting in fixed.iter().map(String::as_str).chain(settings.iter().copied()) {
             postgres.arg("-c").arg(setting);
         }
-        let log = std::fs::File::create(cluster.folder.path().join("log")).expect("a log");
+        let log = std::fs::File::create(self.folder.path().join("log")).expect("a log");
         postgres.stdout(log.try_clone().expect("a second handle")).stderr(log).stdin(Stdio::null());
         run_to_the_end("postgres", postgres);
-        wait_until(PATIENCE, "PostgreSQL accepts connections", || {
-            cluster.psql("postgres", "SELECT 1").is_ok()
-        });
-        cluster
+        wait_until(PATIENCE, "PostgreSQL accepts connections", || self.psql("postgres", "SELECT 1").is_ok());
+    }
+
+    fn postmaster(&self) -> u32 {
+        self.running_postmaster().expect("PostgreSQL runs")
+    }
+
+    fn running_postmaster(&self) -> Option<u32> {
+        let text = std::fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        let pid = text.lines().next()?.parse().ok()?;
+        // The pid of a postmaster that was killed may be that of another process now.
+        let folder = std::fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
+        (folder == self.data() && process::is_running(pid)).then_some(pid)
     }
 
     /// A new database. Returns its URL.
@@ -92,6 +220,26 @@ impl Cluster {
         let name = format!("fleet{number}");
         self.psql("postgres", &format!("CREATE DATABASE {name}")).expect("a database");
         self.url(&name)
+    }
+
+    /// As [`Cluster::database`], with a clock that [`Cluster::set_clock`] sets. Connections that are opened
+    /// from now on find this `clock_timestamp()` before the one of PostgreSQL.
+    pub fn database_with_clock(&self) -> String {
+        let url = self.database();
+        let name = url.rsplit('/').next().expect("a name");
+        let sql = format!(
+            "CREATE TABLE test_clock (ahead interval NOT NULL); INSERT INTO test_clock VALUES ('0 s'); \
+             CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS \
+             'SELECT pg_catalog.clock_timestamp() + ahead FROM public.test_clock'; \
+             ALTER DATABASE {name} SET search_path = public, pg_catalog"
+        );
+        self.psql(name, &sql).expect("a clock");
+        url
+    }
+
+    /// `ahead` is an interval of SQL: `1 hour`.
+    pub fn set_clock(&self, database: &str, ahead: &str) {
+        self.psql(database, &format!("UPDATE test_clock SET ahead = '{ahead}'")).expect("a clock");
     }
 
     pub fn url(&self, database: &str) -> String {
@@ -153,11 +301,22 @@ impl Cluster {
     }
 }
 
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let Some(postmaster) = self.running_postmaster() else { return };
+        self.go_on();
+        // Without a checkpoint: nobody reads the data again.
+        kill(postmaster, Signal::QUIT);
+        ask_again(EVERY, PATIENCE, || (!process::is_running(postmaster)).then_some(()));
+    }
+}
+
 /// Starts a shell that removes the folder when the returned end of a pipe is closed and PostgreSQL has ended.
-/// Own session: a Ctrl-C of the tests does not end the shell before its work is done.
+/// A test program that was killed may have left PostgreSQL stopped, so the shell continues it. Own session: a
+/// Ctrl-C of the tests does not end the shell before its work is done.
 #[expect(clippy::disallowed_methods, reason = "a program of the test's own, not a managed one")]
 fn remove_after_the_end(folder: &Path) -> PipeWriter {
-    const SCRIPT: &str = "read -r _; for _ in $(seq 300); do test -e \"$0/data/postmaster.pid\" || break; sleep 0.2; done; rm -rf \"$0\"";
+    const SCRIPT: &str = "read -r _; p=$(head -n 1 \"$0/data/postmaster.pid\" 2>&-) && kill -CONT $p $(pgrep -P $p); for _ in $(seq 300); do test -e \"$0/data/postmaster.pid\" || break; sleep 0.2; done; rm -rf \"$0\"";
     let (end, alive) = pipe().expect("a pipe");
     let started = Command::new("setsid")
         .args(["--fork", "sh", "-c", SCRIPT])

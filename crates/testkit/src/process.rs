@@ -20,6 +20,11 @@ pub fn is_running(pid: u32) -> bool {
     stat(pid).is_some_and(|stat| stat.is_alive() && is_remembered(pid, &stat))
 }
 
+/// Whether SIGSTOP has stopped the process.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    stat(pid).is_some_and(|stat| stat.state == 'T')
+}
+
 /// True, too, for a pid that this thread has not remembered.
 fn is_remembered(pid: u32, stat: &Stat) -> bool {
     REMEMBERED.with_borrow(|known| known.get(&pid).is_none_or(|start_time| *start_time == stat.start_time))

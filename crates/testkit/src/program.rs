@@ -1,8 +1,7 @@
 //! A program that a test starts: the only code that makes processes. It is killed when it is dropped.
 
-use crate::process::kill;
 use crate::wait::{PATIENCE, wait_for};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -102,7 +101,11 @@ impl Program {
     /// Signals the program, and waits for its end.
     #[track_caller]
     pub fn end(&mut self, signal: Signal, deadline: Duration) -> (ExitStatus, Duration) {
-        kill(self.pid(), signal);
+        // A child that has not ended, or was not waited for, still has its pid.
+        if self.is_running() {
+            let child = self.child.as_ref().expect("it is running");
+            let _ = rustix::process::kill_process(Pid::from_child(child), signal);
+        }
         self.wait(deadline)
     }
 

@@ -20,6 +20,11 @@ impl AnyServer {
         AnyServer { clients, calls: Arc::default() }
     }
 
+    /// Calls to this server only.
+    pub(crate) fn only(&self, server: usize) -> AnyServer {
+        AnyServer::new(vec![self.clients[server].clone()])
+    }
+
     pub(crate) fn try_get(&self, path: &str) -> Result<Answer, String> {
         self.next().0.try_get(path)
     }

@@ -4,15 +4,14 @@
 use crate::flood::Flood;
 use crate::history::{self, REFUSED};
 use crate::overtake;
-use crate::proxy::Way;
+use crate::preload::{HOUR, WallClock, failing_sync};
 use crate::table::Row;
 use crate::world::{AGENT, SERVER, Side, World, folder};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
-use procfleet_testkit::{Disk, Op, PATIENCE, Proc, Program, Signal, ask_again, kill, programs, wait_until};
+use procfleet_testkit::{Disk, Op, PATIENCE, Proc, Signal, Way, ask_again, kill, programs, wait_until};
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How much of the workload goes on before and after a fault.
@@ -24,16 +23,14 @@ const OPS_EACH: usize = 4;
 /// The server cannot write it down, and does not take it.
 const SERVER_REFUSED: u64 = 1_000_101;
 /// Its agent is not there.
-const NO_AGENT: u64 = 117;
+pub(crate) const NO_AGENT: u64 = 117;
 /// It did not end by its deadline.
-const TIMEOUT: u64 = 120;
+pub(crate) const TIMEOUT: u64 = 120;
 /// How long an op may wait for an agent that is away: 5 s by rule, and the rest for a loaded machine. Much
 /// less than an hour.
-const ABSENCE: Duration = Duration::from_secs(180);
+pub(crate) const ABSENCE: Duration = Duration::from_secs(180);
 const LOOK: Duration = Duration::from_millis(50);
 const RULE_PATIENCE: Duration = Duration::from_secs(75);
-/// An hour, in seconds.
-const HOUR: i64 = 3_600;
 
 pub(crate) fn jobs(_seed: u64, quick: bool) -> Vec<Job> {
     let secs = move |whole: u64, short: u64| Duration::from_secs(if quick { short } else { whole });
@@ -247,33 +244,6 @@ fn fsync_and_kill(name: &str) -> Row {
     Row::played(name, SYNCS, verdict, trouble)
 }
 
-/// A library that lets the Nth sync of a database's log fail, as on a disk with a bad sector.
-fn failing_sync(folder: &Path) -> PathBuf {
-    let text = r#"
-#define _GNU_SOURCE
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-static int fails(int fd) {
-    static int synced;
-    char link[64], name[4096];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t size = readlink(link, name, sizeof name);
-    if (size < 4 || memcmp(name + size - 4, "-wal", 4)) return 0;
-    const char *nth = getenv("FAILING_SYNC");
-    if (!nth || __sync_add_and_fetch(&synced, 1) != atoi(nth)) return 0;
-    errno = EIO;
-    return 1;
-}
-int fsync(int fd) { return fails(fd) ? -1 : (int)syscall(SYS_fsync, fd); }
-int fdatasync(int fd) { return fails(fd) ? -1 : (int)syscall(SYS_fdatasync, fd); }
-"#;
-    library(folder, "sync", text)
-}
-
 /// The head of the file is gone: its program says so, ends and leaves it as it is. When the file is put
 /// right, all goes on.
 fn torn(name: &str, side: Side) -> Row {
@@ -351,7 +321,7 @@ fn stopped(name: &str, time: Duration) -> Row {
 /// The wall clock was set while the server was down; the monotonic clocks are right.
 fn clock(name: &str, side: Side, off: i64) -> Row {
     let folder = folder();
-    let clock = WallClock::new(folder.path());
+    let clock = WallClock::new(folder.path(), "clock");
     let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
     let world = World::start_in(folder, server, vec![agent], Vec::new());
     let mut row = play(name, world, |world| {
@@ -359,7 +329,7 @@ fn clock(name: &str, side: Side, off: i64) -> Row {
         clock.set(off);
         match side {
             Side::Server(_) => {
-                world.server_environment = clock.environment();
+                world.servers[0].environment = clock.environment();
                 world.clock_jumped = true;
             }
             Side::Agent(index) => world.hosts[index].environment = clock.environment(),
@@ -379,7 +349,7 @@ fn clock(name: &str, side: Side, off: i64) -> Row {
 /// waits longer.
 fn server_clock_is_set(name: &str) -> Row {
     let folder = folder();
-    let clock = WallClock::new(folder.path());
+    let clock = WallClock::new(folder.path(), "clock");
     let server = folder.path().join("server");
     let agents = ["here", "away"].map(|name| folder.path().join(name)).to_vec();
     let mut world = World::start_in(folder, server, agents, clock.environment());
@@ -433,7 +403,7 @@ fn server_clock_is_set(name: &str) -> Row {
 /// and crontab rules follow the wall clock.
 fn agent_clock_is_set(name: &str) -> Row {
     let folder = folder();
-    let clock = WallClock::new(folder.path());
+    let clock = WallClock::new(folder.path(), "clock");
     let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
     let world = World::start_in(folder, server, vec![agent], Vec::new());
     play(name, world, |world| {
@@ -491,72 +461,4 @@ fn agent_clock_is_set(name: &str) -> Row {
         world.others += 11;
         trouble
     })
-}
-
-/// A wall clock that a test sets while its programs run: a preloaded library adds an offset to the kernel's
-/// time.
-struct WallClock {
-    library: PathBuf,
-    off: PathBuf,
-}
-
-impl WallClock {
-    fn new(folder: &Path) -> WallClock {
-        let text = r#"
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-static long off(void) {
-    static volatile long *at;
-    if (!at) {
-        const char *name = getenv("WALL_CLOCK_OFF");
-        int fd = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
-        void *map = fd < 0 ? MAP_FAILED : mmap(0, sizeof(long), PROT_READ, MAP_SHARED, fd, 0);
-        if (fd >= 0) close(fd);
-        if (map == MAP_FAILED) return 0;
-        at = map;
-    }
-    return *at;
-}
-int clock_gettime(clockid_t id, struct timespec *at) {
-    int failed = (int)syscall(SYS_clock_gettime, id, at);
-    if (!failed && id == CLOCK_REALTIME) at->tv_sec += off();
-    return failed;
-}
-time_t time(time_t *to) {
-    struct timespec at;
-    clock_gettime(CLOCK_REALTIME, &at);
-    if (to) *to = at.tv_sec;
-    return at.tv_sec;
-}
-"#;
-        let clock = WallClock { library: library(folder, "clock", text), off: folder.join("clock-off") };
-        fs::write(&clock.off, 0_i64.to_ne_bytes()).expect("our own folder");
-        clock
-    }
-
-    /// Seconds ahead of the kernel's clock.
-    fn set(&self, off: i64) {
-        // Written in place, because the programs have mapped this very file.
-        let file = fs::OpenOptions::new().write(true).open(&self.off).expect("our own file");
-        std::os::unix::fs::FileExt::write_all_at(&file, &off.to_ne_bytes(), 0).expect("eight bytes");
-    }
-
-    fn environment(&self) -> Vec<(String, String)> {
-        let text = |path: &Path| path.display().to_string();
-        vec![("LD_PRELOAD".to_owned(), text(&self.library)), ("WALL_CLOCK_OFF".to_owned(), text(&self.off))]
-    }
-}
-
-/// Loaded before all others.
-fn library(folder: &Path, name: &str, text: &str) -> PathBuf {
-    let (source, library) = (folder.join(format!("{name}.c")), folder.join(format!("{name}.so")));
-    fs::write(&source, text).expect("our own folder");
-    let made = Program::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).run();
-    assert_eq!(made.code, Some(0), "{made:?}");
-    library
 }

@@ -4,8 +4,9 @@
 //! key for each of its hosts, and one for an unknown host.
 
 use crate::any_server::AnyServer;
+use crate::database::SharedDatabase;
 use crate::short_lived;
-use procfleet_testkit::{Answer, Cluster, Op, Proc, ask_again};
+use procfleet_testkit::{Answer, Op, Proc, ask_again};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,7 +22,7 @@ const AGAIN: Duration = Duration::from_millis(40);
 const AWAY: Duration = Duration::from_secs(180);
 /// No op of the workload has a deadline that is later than this after it was accepted; and the promise gives
 /// it 5 s more.
-const LAST_OUTCOME: Duration = Duration::from_secs(150);
+pub(crate) const LAST_OUTCOME: Duration = Duration::from_secs(150);
 const LATE_MILLIS: i64 = 5_000;
 /// More of a kind is not shown.
 const NOTES: usize = 5;
@@ -149,6 +150,15 @@ impl Sent {
         self.results(any).is_some_and(|answer| all_ended(&answer))
     }
 
+    /// As [`Sent::has_ended`], without the host that nobody knows.
+    pub(crate) fn has_ended_on_hosts(&self, any: &AnyServer) -> bool {
+        let has_ended =
+            |(key, result): (&String, &Value)| !self.knows(key) || result["error_code"] != RUNNING;
+        self.results(any).is_some_and(|answer| {
+            answer.body["data"].as_object().is_some_and(|results| results.iter().all(has_ended))
+        })
+    }
+
     /// How it ended on the first host that is known, as far as the server can say.
     pub(crate) fn code(&self, any: &AnyServer) -> Option<u64> {
         self.result(any)?["error_code"].as_u64()
@@ -165,8 +175,12 @@ impl Sent {
     fn result(&self, any: &AnyServer) -> Option<Value> {
         let answer = self.results(any)?;
         let results = answer.body["data"].as_object()?;
-        let known = |key: &String| self.keys.get(key).is_some_and(|ip| ip != NOWHERE);
-        results.iter().find(|(key, _)| known(key)).map(|(_, result)| result.clone())
+        results.iter().find(|(key, _)| self.knows(key)).map(|(_, result)| result.clone())
+    }
+
+    /// Whether this is the key of a known host.
+    fn knows(&self, key: &str) -> bool {
+        self.keys.get(key).is_some_and(|ip| ip != NOWHERE)
     }
 
     fn results(&self, any: &AnyServer) -> Option<Answer> {
@@ -280,7 +294,7 @@ fn check_runs(
         }
     }
     for (word, ip) in runs.keys() {
-        verdict.note(format!("{word} on {ip}: was run, and its outcome is not known"));
+        verdict.untrue(format!("{word} on {ip}: was run, and its outcome is not known"));
     }
 }
 
@@ -293,11 +307,8 @@ fn denies(message: &str) -> bool {
 
 /// As [`check_store`], for servers that share a database; and what only they could get wrong: counts, and the
 /// numbers of events.
-pub(crate) fn check_database(verdict: &mut Verdict, database: &str, others: usize) {
-    let count = |sql: &str| -> usize {
-        let said = Cluster::shared().psql(database, sql).expect("a count");
-        said.trim().parse().expect("a number")
-    };
+pub(crate) fn check_database(verdict: &mut Verdict, database: &SharedDatabase, others: usize) {
+    let count = |sql: &str| database.count(sql);
     let (tasks, sent) = (count("SELECT count(*) FROM tasks"), verdict.tasks + others);
     if tasks != sent {
         verdict.untrue += tasks.abs_diff(sent);
@@ -316,15 +327,28 @@ pub(crate) fn check_database(verdict: &mut Verdict, database: &str, others: usiz
          OR succeeded + failed <> (SELECT count(*) FROM outcomes WHERE task = number)",
     );
     let gaps = count("SELECT (SELECT last FROM event_counter) - count(*) FROM events");
-    let held = count(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction' \
-         AND state_change < now() - interval '10 s'",
-    );
-    verdict.untrue += miscounted + gaps + held;
-    if miscounted + gaps + held > 0 {
-        verdict.note(format!(
-            "{miscounted} tasks are counted wrongly, {gaps} event numbers are missing, {held} transactions are left open"
-        ));
+    verdict.untrue += miscounted + gaps;
+    if miscounted + gaps > 0 {
+        verdict.note(format!("{miscounted} tasks are counted wrongly, {gaps} event numbers are missing"));
+    }
+}
+
+/// Checks that no transaction is left open, while the servers still run: their ends would close it.
+pub(crate) fn check_transactions(verdict: &mut Verdict, database: &SharedDatabase) {
+    let idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction' \
+                AND state_change < now() - interval '10 s'";
+    // Transactions take advisory locks for moments only; a lock of an idle connection is left over.
+    let locks = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' \
+                 AND datname = current_database() AND state = 'idle'";
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    for (sql, what) in
+        [(idle, "transactions are left open"), (locks, "advisory locks are left"), (deadlocks, "deadlocks")]
+    {
+        let found = database.count(sql);
+        verdict.untrue += found;
+        if found > 0 {
+            verdict.note(format!("{found} {what}"));
+        }
     }
 }
 

@@ -2,18 +2,20 @@
 //! runs; afterwards the whole history is checked. `scripts/chaos` runs it, docs/bench/chaos.md describes how
 //! to read the result.
 //!
-//! - `world`: servers and agents that can be killed, and the ways between them (`proxy`); `any_server`: how
-//!   they are called;
+//! - `world`: servers and agents that can be killed, and the ways between them (testkit's `FaultyProxy`);
+//!   `any_server`: how they are called; `database`: the PostgreSQL database that several servers share;
 //! - `history`: the tasks that were sent, and the checks of them;
 //! - `overtake`, `short_lived`: callers of the workload that stop slow starts, and that start short-lived
 //!   daemons;
 //! - `points`, `panics`, `random`, `faults`, `fleet`, `replicas`: the faults; `flood`: an agent that sends
-//!   too much;
+//!   too much; `preload`: wall clocks and disks that go wrong;
+//! - `replica_points`, `replica_clocks`: games of several servers with a fault of one kind;
 //! - `table`: the printed rows.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
 
 mod any_server;
+mod database;
 mod dice;
 mod faults;
 mod fleet;
@@ -22,8 +24,10 @@ mod history;
 mod overtake;
 mod panics;
 mod points;
-mod proxy;
+mod preload;
 mod random;
+mod replica_clocks;
+mod replica_points;
 mod replicas;
 mod short_lived;
 mod table;
@@ -51,7 +55,8 @@ struct Args {
     /// Only points and faults whose names contain this
     #[arg(long, default_value = "")]
     named: String,
-    /// How many servers share a PostgreSQL database in the game of several servers; 1 leaves it out
+    /// How many servers share a PostgreSQL database in the first game of several servers; 1 leaves all of
+    /// these games out
     #[arg(long, default_value_t = 1)]
     replicas: usize,
     /// Faults last seconds instead of up to a minute

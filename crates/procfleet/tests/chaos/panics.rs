@@ -78,5 +78,10 @@ fn go_on(world: &mut World, side: Side) -> Option<String> {
         return Some("nothing panicked".to_owned());
     }
     world.wait_until_connected();
-    (!world.is_running(side)).then(|| "the program ended".to_owned())
+    if !world.is_running(side) {
+        return Some("the program ended".to_owned());
+    }
+    let metrics = world.client.page("/metrics").text;
+    let is_counted = metrics.lines().any(|line| line == "procfleet_panics_total 1");
+    (!is_counted).then(|| format!("the panic is not counted: {metrics}"))
 }

@@ -1,11 +1,10 @@
 //! Server, agent and the connection between them, each ended, stopped or broken at random moments.
 
 use crate::dice::Dice;
-use crate::proxy::Way;
 use crate::table::Row;
 use crate::world::{AGENTS, SERVER, Side, World};
 use crate::{Job, Part};
-use procfleet_testkit::{PATIENCE, Signal, kill, wait_until};
+use procfleet_testkit::{PATIENCE, Signal, Way, kill, wait_until};
 use std::time::{Duration, Instant};
 
 /// Longest time between two faults, in milliseconds.

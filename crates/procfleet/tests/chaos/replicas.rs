@@ -2,12 +2,12 @@
 //! them. Servers, agents, the ways between them and the database are ended, stopped or cut off at random
 //! moments. Some faults last until others have come.
 
+use crate::database::SharedDatabase;
 use crate::dice::Dice;
-use crate::proxy::{Proxy, Way};
 use crate::table::Row;
 use crate::world::{AGENTS, Side, World};
-use crate::{Job, Part};
-use procfleet_testkit::{Cluster, Op, PATIENCE, Proc, Signal, kill, programs, wait_until};
+use crate::{Job, Part, replica_clocks, replica_points};
+use procfleet_testkit::{FaultyProxy, Op, PATIENCE, Proc, Signal, Way, kill, programs, wait_until};
 use std::time::{Duration, Instant};
 
 /// Longest time between two faults, in milliseconds.
@@ -28,7 +28,10 @@ pub(crate) fn jobs(seed: u64, rounds: u64, servers: usize, quick: bool) -> Vec<J
         let name = name.clone();
         move || Game::start(&name, seed, servers, quick).play(&name, rounds)
     };
-    vec![Job { part: Part::Replicas, name, play: Box::new(play) }]
+    let mut jobs = vec![Job { part: Part::Replicas, name, play: Box::new(play) }];
+    jobs.extend(replica_points::jobs(seed, rounds, quick));
+    jobs.extend(replica_clocks::jobs(quick));
+    jobs
 }
 
 /// A fault that lasts.
@@ -46,7 +49,6 @@ enum Fault {
 struct Game {
     dice: Dice,
     world: World,
-    database: String,
     servers: usize,
     quick: bool,
     /// The faults of now, and when they end.
@@ -59,8 +61,7 @@ impl Game {
         // Its exits are events, which all servers number together.
         let dies_often = dies_often(&world);
         world.operate_aside(&dies_often, Op::Start);
-        let database = world.database.clone().expect("it has one");
-        Game { dice: Dice::new(seed, name), world, database, servers, quick, faults: Vec::new() }
+        Game { dice: Dice::new(seed, name), world, servers, quick, faults: Vec::new() }
     }
 
     fn play(mut self, name: &str, rounds: u64) -> Row {
@@ -109,7 +110,7 @@ impl Game {
                 self.lasts(Fault::Database(server));
             }
             _ => {
-                self.allow_connections(false);
+                self.database().shut_out();
                 self.lasts(Fault::NoDatabase);
             }
         }
@@ -154,7 +155,7 @@ impl Game {
                 Fault::Stopped(side) => kill(self.world.pid(side), Signal::CONT),
                 Fault::Link(server) => self.world.servers[server].proxy.set(Way::Open),
                 Fault::Database(server) => self.database_of(server).set(Way::Open),
-                Fault::NoDatabase => self.allow_connections(true),
+                Fault::NoDatabase => self.database().let_in(),
             }
         }
     }
@@ -167,16 +168,12 @@ impl Game {
         ended.is_empty()
     }
 
-    fn database_of(&self, server: usize) -> &Proxy {
+    fn database_of(&self, server: usize) -> &FaultyProxy {
         self.world.servers[server].database.as_ref().expect("they share a database")
     }
 
-    fn allow_connections(&self, allowed: bool) {
-        let name = &self.database;
-        let end = format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'");
-        for sql in [format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allowed}"), end] {
-            Cluster::shared().psql("postgres", &sql).expect("the cluster itself is there");
-        }
+    fn database(&self) -> &SharedDatabase {
+        self.world.database.as_ref().expect("they share a database")
     }
 }
 

@@ -1,11 +1,11 @@
 //! Servers and some agents in processes of their own, the ways between them, and a workload.
 
 use crate::any_server::AnyServer;
+use crate::database::SharedDatabase;
 use crate::history::{self, Runs, Sent, Verdict};
 use crate::overtake;
-use crate::proxy::Proxy;
 use crate::short_lived;
-use procfleet_testkit::{Client, Cluster, Op, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
+use procfleet_testkit::{Client, FaultyProxy, Op, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -28,6 +28,9 @@ const IMPATIENCE: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(15);
 
+/// Variables of a program's environment.
+pub(crate) type Environment = Vec<(String, String)>;
+
 /// Which of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -47,13 +50,13 @@ pub(crate) struct Host {
     pub(crate) ip: String,
     pub(crate) data: PathBuf,
     /// More of its environment.
-    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) environment: Environment,
 }
 
 impl Host {
     fn new(index: usize, data: PathBuf) -> Host {
         let ip = format!("127.0.0.{}", index + 2);
-        Host { program: Program::new("/bin/true"), ip, data, environment: Vec::new() }
+        Host { program: Program::new("/bin/true"), ip, data, environment: Environment::new() }
     }
 }
 
@@ -62,47 +65,44 @@ impl Host {
 pub(crate) struct Replica {
     program: Program,
     pub(crate) data: PathBuf,
+    /// More of its environment.
+    pub(crate) environment: Environment,
     listen: String,
     pub(crate) link: String,
     /// The way of the agents to it.
-    pub(crate) proxy: Proxy,
+    pub(crate) proxy: FaultyProxy,
     /// Its way to PostgreSQL. `None`: it has an embedded store.
-    pub(crate) database: Option<Proxy>,
+    pub(crate) database: Option<FaultyProxy>,
 }
 
 impl Replica {
-    fn new(data: PathBuf, store: Option<&str>) -> Replica {
+    fn new(data: PathBuf, environment: Environment, store: Option<&SharedDatabase>) -> Replica {
         let (listen, link) = ("127.0.0.1:0".to_owned(), "127.0.0.1:0".to_owned());
         let program = Program::new("/bin/true");
-        let database = store.map(|_| Proxy::to(format!("127.0.0.1:{}", Cluster::shared().port())));
+        let database = store.map(SharedDatabase::proxy);
         // The proxy leads to the link as soon as the server says where it is.
-        Replica { program, data, proxy: Proxy::to(link.clone()), listen, link, database }
+        Replica { program, data, environment, proxy: FaultyProxy::to(link.clone()), listen, link, database }
     }
 
     /// How it is told of the database that it shares.
-    fn shared(&self, store: Option<&str>) -> Vec<String> {
-        let (Some(name), Some(database)) = (store, &self.database) else { return Vec::new() };
-        let url = Cluster::shared()
-            .url(name)
-            .replace(&format!(":{}/", Cluster::shared().port()), &format!(":{}/", database.address.port()));
-        let advertised = format!("https://{}", self.proxy.address);
-        vec!["--store".to_owned(), url, "--advertise".to_owned(), advertised]
+    fn shared(&self, store: Option<&SharedDatabase>) -> Vec<String> {
+        let (Some(store), Some(way)) = (store, &self.database) else { return Vec::new() };
+        let advertised = format!("https://{}", self.proxy.address());
+        vec!["--store".to_owned(), store.url_by(way), "--advertise".to_owned(), advertised]
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) servers: Vec<Replica>,
-    /// The name of the PostgreSQL database. `None`: the server has an embedded store.
-    pub(crate) database: Option<String>,
+    /// `None`: the server has an embedded store.
+    pub(crate) database: Option<SharedDatabase>,
     pub(crate) hosts: Vec<Host>,
     /// A client of the first server.
     pub(crate) client: Client,
     /// A client of all of them.
     pub(crate) any: AnyServer,
     pub(crate) namespace: String,
-    /// More of the servers' environment.
-    pub(crate) server_environment: Vec<(String, String)>,
     /// Tasks that a fault has sent beside the workload.
     pub(crate) others: usize,
     /// Whether the server's wall clock went wrong, so that it cannot tell what was late.
@@ -127,12 +127,23 @@ impl World {
 
     /// So many servers on one PostgreSQL database, and agents that know all of them.
     pub(crate) fn with_servers(servers: usize, agents: usize) -> World {
+        World::on_database(SharedDatabase::new(), vec![Environment::new(); servers], agents)
+    }
+
+    /// As [`World::with_servers`], with a server for each environment.
+    pub(crate) fn on_database(
+        database: SharedDatabase,
+        environments: Vec<Environment>,
+        agents: usize,
+    ) -> World {
         let folder = folder();
         let agents = (0..agents).map(|index| folder.path().join(format!("agent-{index}"))).collect();
-        let servers = (0..servers).map(|index| folder.path().join(format!("server-{index}"))).collect();
-        let url = Cluster::shared().database();
-        let database = url.rsplit('/').next().map(str::to_owned);
-        World::start_on(folder, servers, database, agents, Vec::new())
+        let servers = environments.into_iter().enumerate();
+        let servers = servers.map(|(index, environment)| {
+            Replica::new(folder.path().join(format!("server-{index}")), environment, Some(&database))
+        });
+        let servers = servers.collect();
+        World::start_on(folder, servers, Some(database), agents)
     }
 
     /// The agents have these data folders, and the server has this in its environment.
@@ -140,31 +151,29 @@ impl World {
         folder: TempDir,
         server_data: PathBuf,
         agents: Vec<PathBuf>,
-        server_environment: Vec<(String, String)>,
+        server_environment: Environment,
     ) -> World {
-        World::start_on(folder, vec![server_data], None, agents, server_environment)
+        let server = Replica::new(server_data, server_environment, None);
+        World::start_on(folder, vec![server], None, agents)
     }
 
     fn start_on(
         folder: TempDir,
-        servers: Vec<PathBuf>,
-        database: Option<String>,
+        servers: Vec<Replica>,
+        database: Option<SharedDatabase>,
         agents: Vec<PathBuf>,
-        server_environment: Vec<(String, String)>,
     ) -> World {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         std::fs::create_dir_all(folder.path().join("procs")).expect("our own folder");
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let hosts = agents.into_iter().enumerate().map(|(index, data)| Host::new(index, data));
-        let servers = servers.into_iter().map(|data| Replica::new(data, database.as_deref()));
         let mut world = World {
-            servers: servers.collect(),
+            servers,
             database,
             hosts: hosts.collect(),
             client: Client::new("", "", ""),
             any: AnyServer::new(Vec::new()),
             namespace: format!("chaos-{}-{serial}", std::process::id()),
-            server_environment,
             others: 0,
             clock_jumped: false,
             logs: Vec::new(),
@@ -223,10 +232,10 @@ impl World {
             let mut program = Program::new(binary())
                 .args(["server", "--listen", &server.listen, "--link", &server.link, "--data"])
                 .args([&server.data])
-                .args(server.shared(self.database.as_deref()))
+                .args(server.shared(self.database.as_ref()))
                 .env("PROCFLEET_FAILPOINTS", plan)
                 .current_dir(self.folder.path());
-            for (name, value) in &self.server_environment {
+            for (name, value) in &server.environment {
                 program = program.env(name, value);
             }
             program.start();
@@ -261,7 +270,7 @@ impl World {
 
     fn begin_agent(&mut self, index: usize, plan: &str, token: Option<&str>) {
         let servers: Vec<String> =
-            self.servers.iter().map(|server| format!("https://{}", server.proxy.address)).collect();
+            self.servers.iter().map(|server| format!("https://{}", server.proxy.address())).collect();
         let host = &mut self.hosts[index];
         self.logs.push(host.program.stderr());
         let mut agent = Program::new(binary())
@@ -357,6 +366,12 @@ impl World {
         self.program(side).stderr()
     }
 
+    /// The text of a page of this server.
+    pub(crate) fn page(&self, server: usize, path: &str) -> String {
+        let address = format!("http://{}", self.servers[server].listen);
+        self.client.of_server(&address, PATIENCE).page(path).text
+    }
+
     /// A proc of the first host.
     pub(crate) fn proc(&self, name: &str) -> Proc {
         let folder = self.folder.path().join("procs");
@@ -410,6 +425,9 @@ impl World {
 
     /// Ends the server and checks its store.
     pub(crate) fn close(&mut self, mut verdict: Verdict) -> Verdict {
+        if let Some(database) = &self.database {
+            history::check_transactions(&mut verdict, database);
+        }
         for server in &mut self.servers {
             server.program.end(Signal::TERM, PATIENCE);
         }
@@ -515,6 +533,11 @@ impl Workload {
     /// How many were accepted.
     pub(crate) fn accepted(&self) -> usize {
         self.sent.lock().expect("nobody panics with it").len()
+    }
+
+    /// All that was accepted until now.
+    pub(crate) fn sent(&self) -> Vec<Sent> {
+        self.sent.lock().expect("nobody panics with it").clone()
     }
 
     /// Waits until this many more tasks were accepted.

@@ -8,7 +8,7 @@ use procfleet_testkit::{
 };
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 const GSE: &str = "/api/c/compapi/v2/gse";
 const OTHER: &str = "nobody";
@@ -193,6 +193,27 @@ fn leftovers_of_another_accounts_run_are_not_ended_for_a_limited_app() {
     kill(left, Signal::KILL);
     wait_until(PATIENCE, "root's process is gone", || !procfleet_testkit::is_running(left));
     mine.op(Op::Stop).assert_success();
+}
+
+/// As a process that uses `sudo`: its children are ended with it, whatever their account.
+#[test]
+fn children_of_other_accounts_end_with_the_process_that_started_them() {
+    if !is_root() {
+        return;
+    }
+    let up = up();
+    let app = app(&up, "limited", &[]);
+    grant(&up, &app, &["--business", "*", "--namespace", "*", "--op", "*", "--account", "root"]);
+    let as_nobody = format!("setpriv --reuid {OTHER} --clear-groups ./web 1001");
+    let mut mine = up.proc("parent").starts(&format!("{as_nobody} > /dev/null 2>&1 & exec ./web 1000"));
+    mine.client = app;
+    let parent = mine.start();
+    wait_until(PATIENCE, "both run", || mine.program_pids().len() == 2);
+    let child = mine.program_pids().into_iter().find(|pid| *pid != parent).expect("there are two");
+    let owner = |pid: u32| fs::metadata(format!("/proc/{pid}")).expect("it runs").uid();
+    assert_ne!(owner(child), owner(parent));
+    mine.op(Op::Stop).assert_success();
+    wait_until(PATIENCE, "the child has ended, too", || !procfleet_testkit::is_running(child));
 }
 
 /// It would carry out what it does not check.

@@ -84,6 +84,41 @@ fn a_burst_beyond_the_bound_is_refused_whole_and_nothing_accepted_is_lost_or_dou
     assert!(large.iter().all(|proc| proc.runs() == 1));
 }
 
+/// The bound of the specs' bytes, with few ops: 1 MiB, of which one app gets three quarters.
+#[test]
+fn specs_beyond_the_bound_of_their_bytes_are_refused_until_others_have_ended() {
+    // Five tasks have about 770,000 bytes.
+    const FIT: usize = 5;
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--max-open-specs", "1"]);
+    let before = task_count(&up);
+    let large = |procs: &[Proc]| {
+        let mut body = body(procs);
+        for request in body["proc_operate_req"].as_array_mut().expect("a list") {
+            request["spec"]["control"]["stop_cmd"] = json!(format!(": {}", "x".repeat(30_000)));
+        }
+        body
+    };
+    let procs = gated(&up, "bytes", FIT + 1);
+    for task in &procs[..FIT] {
+        let (_, answer) = call(&up, &large(task));
+        assert_eq!(answer["code"], 0, "{answer}");
+    }
+    let last = large(&procs[FIT]);
+    let (head, answer) = call(&up, &last);
+    assert!(head.starts_with("HTTP/1.1 503") && head.contains("\r\nretry-after: 5"), "{head}");
+    assert_eq!(answer["code"], 1000121, "{answer}");
+    let message = answer["message"].as_str().expect("a text");
+    assert!(message.contains("1 MiB of specs"), "{message}");
+    assert_eq!(task_count(&up), before + FIT, "nothing of a refused task is stored");
+    let small = gated(&up, "small", 1).remove(0);
+    let (_, answer) = call(&up, &body(&small));
+    assert_eq!(answer["code"], 0, "small specs still fit: {answer}");
+
+    std::fs::write(up.folder("gate").join("go"), "").expect("our own file");
+    wait_until(PATIENCE * 3, "there is room again", || call(&up, &last).1["code"] == 0);
+    procs.iter().flatten().chain(&small).for_each(|proc| proc.wait_for_runs(1));
+}
+
 #[test]
 fn a_task_that_is_larger_than_the_bound_is_taken_when_nothing_else_is_open() {
     let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--max-open-ops", "3"]);

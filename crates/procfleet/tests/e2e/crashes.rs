@@ -5,6 +5,7 @@ use procfleet_testkit::{
     Op, PATIENCE, Proc, Signal, Up, is_running, kill, let_pass, programs, start_time, wait_for, wait_until,
 };
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Waits until its restart would be due at once: `start_interval` is 1 s.
@@ -420,6 +421,34 @@ fn a_stop_ends_the_start_command_before_it_runs_stop_cmd() {
             fs::remove_file(proc.folder.join(programs::PID_FILE)).expect("our own folder");
         }
     });
+}
+
+/// A process that outlives the overtaken command is stopped like any other process.
+#[test]
+fn stop_cmd_runs_if_a_process_is_there_after_an_overtaken_launch() {
+    let up = up();
+    let stop = "echo stop >> stops; kill $(cat web.pid)";
+    let proc = |name: &str| up.proc(name).with_pid_file().control("stop_cmd", stop);
+    // The command has ended, and its process is being checked.
+    let checked = proc("checked").starts(&format!("echo $$ > shell.pid; {}", programs::daemon()));
+    check_stop_overtakes(checked.clone(), |proc| {
+        let pid = proc.pid_in_file();
+        let shell = format!("/proc/{}", proc.read("shell.pid").trim());
+        wait_until(PATIENCE, "the agent has reaped the command", || !Path::new(&shell).exists());
+        assert_eq!(proc.pid(), Some(pid));
+    });
+    assert_eq!(checked.read("stops"), "stop\n");
+
+    // A restart_cmd is at work, and has not ended the old process.
+    let beside = proc("beside").starts(&programs::daemon());
+    let old = beside.start();
+    let beside = beside.control("restart_cmd", "echo run >> runs; sleep 1000");
+    let restart = beside.submit(Op::Restart);
+    beside.wait_for_runs(2);
+    beside.op(Op::Stop).assert_success().assert_hosted(false);
+    restart.outcome().assert(826, "restart was cancelled");
+    wait_until(PATIENCE, "nothing of it is left", || beside.pids().is_empty());
+    assert_eq!((beside.read("stops").as_str(), is_running(old)), ("stop\n", false));
 }
 
 /// The start command and all that it has started are ended. Because no process is known yet, `stop_cmd` and

@@ -120,7 +120,7 @@ fn receiver(statuses: &'static [u16]) -> (String, Receiver<(String, Value)>) {
 }
 
 /// Its head and its body.
-fn read_request(stream: &mut TcpStream) -> (String, Value) {
+pub(crate) fn read_request(stream: &mut TcpStream) -> (String, Value) {
     let mut bytes = Vec::new();
     let mut part = [0; 4096];
     loop {

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 const AGENTS: usize = 200;
 /// For all of them on a small machine with other tests.
-const GATHERING: Duration = Duration::from_secs(300);
+pub(crate) const GATHERING: Duration = Duration::from_secs(300);
 
 fn first_ip() -> Ipv4Addr {
     Ipv4Addr::new(10, 9, 0, 1)
 }
 
-fn plan(up: &Up, agents: usize, script: &str) -> FleetPlan {
+pub(crate) fn plan(up: &Up, agents: usize, script: &str) -> FleetPlan {
     FleetPlan {
         servers: vec![up.link().parse().expect("the link's address")],
         token: None,

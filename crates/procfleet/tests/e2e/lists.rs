@@ -184,6 +184,36 @@ fn times_are_local_unless_utc_is_wanted() {
     assert!(!audit(&[]).contains('\u{1b}'), "no colours without a terminal");
 }
 
+/// `script` gives the client a terminal.
+#[test]
+fn states_are_coloured_on_a_terminal_unless_no_color_is_set() {
+    let up = up();
+    let proc = up.proc("web").starts(&programs::foreground());
+    proc.start();
+    proc.op(Op::Stop).assert_success();
+    proc.row_when(PATIENCE, "stopped");
+    let ps = |flags: &str| format!("{} ps {flags}", up.binary().display());
+    let in_folder = |program: Program| {
+        program.env("PROCFLEET_DATA", up.data()).env("TERM", "xterm").current_dir(&up.folder("cli"))
+    };
+    let at_terminal = |flags: &str| in_folder(Program::new("script").args(["-qec", &ps(flags), "/dev/null"]));
+    let piped = |flags: &str| in_folder(Program::new("/bin/sh").args(["-c", &ps(flags)]));
+    for (program, is_coloured, what) in [
+        (at_terminal(""), true, "a terminal"),
+        (at_terminal("").env("NO_COLOR", ""), true, "an empty NO_COLOR"),
+        (at_terminal("").env("NO_COLOR", "1"), false, "NO_COLOR"),
+        (at_terminal("--color never"), false, "--color never"),
+        (at_terminal("--color always").env("NO_COLOR", "1"), true, "the flag is more special"),
+        (piped(""), false, "no terminal"),
+        (piped("--color always"), true, "--color always"),
+    ] {
+        let shown = program.run();
+        assert_eq!(shown.code, Some(0), "{what}: {shown:?}");
+        assert!(shown.stdout.contains("stopped"), "{what}: {shown:?}");
+        assert_eq!(shown.stdout.contains("\u{1b}[90m"), is_coloured, "{what}: {shown:?}");
+    }
+}
+
 #[test]
 fn a_watched_list_is_printed_until_its_reader_closes() {
     let up = up();
@@ -241,6 +271,11 @@ fn an_agent_that_is_away_can_be_forgotten() {
     other.wait_until_connected(&up, near);
     let listed = column(&cli(&up, &["agents"]), "ip");
     assert_eq!(listed, ["127.0.0.1", near, ip], "in the order of addresses");
+    let page = up.cli(&["agents", "--limit", "2", "--json"]);
+    let rows: Value = serde_json::from_str(&page.stdout).expect("--json prints JSON");
+    assert_eq!(column(&rows, "ip"), ["127.0.0.1", near], "a page is in the same order");
+    let cursor = page.stderr.trim().rsplit(' ').next().expect("a cursor");
+    assert_eq!(column(&cli(&up, &["agents", "--after", cursor]), "ip"), [ip], "and so is the next one");
     let refused = up.cli(&["agents", "forget", "0:127.0.0.10"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("is connected; only one that is away can be forgotten"), "{refused:?}");

@@ -59,28 +59,50 @@ fn supervision_goes_on_with_a_log_on_a_full_disk() {
 #[test]
 fn supervision_goes_on_when_the_reader_of_the_log_has_ended() {
     let (reader, writer) = pipe().expect("a pipe");
+    let end = writer.try_clone().expect("a second handle");
     let mut up = Up::start_logging_to(BINARY, writer.into());
     assert_eq!(dropped(&up, ""), 0, "there was somebody who read");
     drop(reader);
     check(&up);
     wait_until(PATIENCE, "the server has lost a line", || dropped(&up, "") > 0);
-    assert_eq!(up.end(Signal::TERM), Some(0));
+    wait_until(PATIENCE, "and so has the agent", || dropped(&up, "agent_") > 0);
+
+    // The log has a reader again, as after a restart of journald.
+    let reader = File::open(format!("/proc/self/fd/{}", end.as_raw_fd())).expect("our own pipe");
+    drop(end);
+    let seen = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| read_all(reader, &seen));
+        let said = || String::from_utf8_lossy(&seen.lock().expect("no panic")).into_owned();
+        // Each program reports its own lines, after the first line that it could write.
+        wait_until(PATIENCE, "server and agent say that lines were dropped", || {
+            up.proc("after").op(Op::Query);
+            said().matches("log lines were dropped because standard error could not be written").count() == 2
+        });
+        let lines = dropped(&up, "");
+        assert!(said().contains(&format!("lines={lines} in_all={lines} ")), "{lines} of {}", said());
+        assert_eq!(up.end(Signal::TERM), Some(0));
+        drop(up);
+    });
+}
+
+/// Reads until no writer is left.
+fn read_all(mut reader: impl Read, seen: &Mutex<Vec<u8>>) {
+    let mut some = [0; 4096];
+    while let Ok(count @ 1..) = reader.read(&mut some) {
+        seen.lock().expect("no panic").extend_from_slice(&some[..count]);
+    }
 }
 
 /// As with a journald that hangs: nothing fails, but a write would block.
 #[test]
 fn supervision_goes_on_when_the_reader_of_the_log_reads_nothing() {
-    let (mut reader, writer) = full_pipe();
+    let (reader, writer) = full_pipe();
     let mut up = Up::start_logging_to(BINARY, writer.into());
     check(&up);
     let seen = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut some = [0; 4096];
-            while let Ok(count @ 1..) = reader.read(&mut some) {
-                seen.lock().expect("no panic").extend_from_slice(&some[..count]);
-            }
-        });
+        scope.spawn(|| read_all(reader, &seen));
         for words in ["server is up", "agent is up", "op accepted"] {
             wait_until(PATIENCE, &format!("the log has {words:?} once it is read"), || {
                 String::from_utf8_lossy(&seen.lock().expect("no panic")).contains(words)

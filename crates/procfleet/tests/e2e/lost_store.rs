@@ -122,7 +122,7 @@ fn a_store_that_is_gone_is_not_silently_replaced() {
         }
         let done = server(&data).finish(PATIENCE);
         assert_eq!(done.code, Some(NEEDS_OPERATOR), "{how}: {done:?}");
-        for words in ["server.db is ", how, "ca.cert.der", "backup", "begin anew", "join again"] {
+        for words in ["server.db is ", how, "ca.cert.der", "backup", "an empty store", "join again"] {
             assert!(done.stderr.contains(words), "{how}: no {words:?} in {}", done.stderr);
         }
         assert_eq!(fs::read(&store).ok(), bytes, "nothing was made in its place");

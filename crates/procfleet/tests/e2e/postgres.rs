@@ -2,21 +2,21 @@
 
 use crate::events::events_of;
 use procfleet_testkit::{
-    Cluster, Op, PATIENCE, PoolMode, Pooler, Program, Signal, Up, is_running, kill, let_pass, programs,
-    wait_for, wait_until,
+    Cluster, Joined, Op, PATIENCE, PoolMode, Pooler, Program, Signal, Up, is_running, kill, let_pass,
+    programs, wait_for, wait_until,
 };
 use std::path::Path;
 use std::time::Duration;
 
 const NEEDS_OPERATOR: i32 = 78;
-const RESULT: &str = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
+pub(crate) const RESULT: &str = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
 
-fn on_postgres() -> (Up, String) {
+pub(crate) fn on_postgres() -> (Up, String) {
     let url = Cluster::shared().database();
     (Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--store", &url]), url)
 }
 
-fn server(data: &Path, url: &str) -> Program {
+pub(crate) fn server(data: &Path, url: &str) -> Program {
     let mut program = Program::new(env!("CARGO_BIN_EXE_procfleet"))
         .args(["server", "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0", "--store", url, "--data"])
         .args([data]);
@@ -90,6 +90,25 @@ fn a_restart_while_the_database_is_away_is_told_in_the_same_session() {
     assert!(!log.contains("agent disconnected"), "{log}");
 }
 
+/// A refusal would let the agent back off from all servers for up to a minute.
+#[test]
+fn an_agent_that_comes_while_the_database_is_away_is_not_refused() {
+    let (up, url) = on_postgres();
+    let (data, ip) = (up.folder("joined"), "127.0.0.2");
+    let token = up.token(&["--uses", "1"]);
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, ip, Some(&token));
+    agent.wait_until_connected(&up, ip);
+    agent.end(Signal::TERM);
+    take_away(name(&url));
+    wait_until(PATIENCE, "readiness says no", || up.client.page("/readyz").status == 503);
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, ip, None);
+    agent.wait_until_log_says("session with the server failed; reconnecting");
+    give_back(name(&url));
+    agent.wait_until_connected(&up, ip);
+    let log = agent.stderr();
+    assert!(!log.contains("the server refused the session"), "{log}");
+}
+
 #[test]
 fn a_server_that_was_killed_goes_on_at_its_next_start() {
     let (mut up, _) = on_postgres();
@@ -101,6 +120,40 @@ fn a_server_that_was_killed_goes_on_at_its_next_start() {
     up.proc("web").starts(&programs::foreground()).op(Op::Stop).assert_success();
     assert!(!is_running(pid));
     assert_eq!(up.end(Signal::TERM), Some(0));
+}
+
+#[test]
+fn a_jump_of_the_databases_clock_is_logged_and_counted() {
+    let url = Cluster::shared().database_with_clock();
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--store", &url]);
+    let counts = |jumps: u64| {
+        let line = format!("procfleet_store_clock_jumps_total {jumps}\n");
+        up.client.page("/metrics").text.contains(&line)
+    };
+    assert!(counts(0), "{}", up.client.page("/metrics").text);
+    Cluster::shared().set_clock(name(&url), "1 hour");
+    wait_until(PATIENCE, "the jump is counted", || counts(1));
+    wait_until(PATIENCE, "the jump is logged", || {
+        up.stderr().contains("the database's clock has jumped; the store's time goes on as before")
+    });
+}
+
+/// As by an upgrade of the other servers by two versions.
+#[test]
+fn a_server_that_has_become_too_old_ends_with_78() {
+    let url = Cluster::shared().database();
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let mut server = server(&folder.path().join("data"), &url);
+    wait_until(PATIENCE, "the server is up", || {
+        assert!(server.is_running(), "{}", server.stderr());
+        server.stderr().contains("server is up")
+    });
+    let sql = "UPDATE schema_version SET version = version + 2, oldest_server = version + 1";
+    Cluster::shared().psql(name(&url), sql).expect("our own database");
+    let ended = server.finish(PATIENCE);
+    assert_eq!(ended.code, Some(NEEDS_OPERATOR), "{ended:?}");
+    assert!(ended.stderr.contains("a newer server has upgraded the store"), "{ended:?}");
+    assert!(ended.stderr.contains("Upgrade it"), "{ended:?}");
 }
 
 #[test]

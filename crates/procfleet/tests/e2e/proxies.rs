@@ -1,6 +1,9 @@
 //! Proxies on the way: haproxy in front of both ports, with the configuration of docs/operator/network.md,
 //! and HTTP proxies of clients.
 
+use crate::access::OTHER;
+use crate::questions::{agent_at, question};
+use crate::several_servers::{OtherServer, first, first_with, row};
 use procfleet_testkit::{
     Client, ConnectProxy, Finished, Haproxy, Joined, Op, PATIENCE, Program, ProxyManner, Raw, Signal, Up,
     connect_from, programs, wait_for, wait_until,
@@ -158,6 +161,82 @@ fn agents_behind_haproxy_join_and_work_with_their_own_addresses() {
     assert!(message.contains(&format!("from {AGENT} with token")), "{replaced}");
     assert_eq!(behind.audit("agent_replace")["from"], AGENT);
     assert!(!up.stderr().contains(&format!("from={}", behind.proxy)), "nothing came from the proxy itself");
+}
+
+/// The configuration with a `server` line for each backend of a second server, as the page says.
+fn with_second_server(up: &Up, other: &OtherServer, configuration: &str) -> String {
+    let (first_link, second_link) = (up.link(), row(&up.client, "two")["url"].clone());
+    let second_link = second_link.as_str().expect("a text").trim_start_matches("https://");
+    let mut lines = Vec::new();
+    for line in configuration.lines() {
+        lines.push(line.to_owned());
+        if line.trim_start().starts_with("server s1 ") {
+            let line = line.replace("server s1 ", "server s2 ");
+            let line = line.replace(first_link.trim_start_matches("https://"), second_link);
+            lines.push(line.replace(up.client.address(), other.client.address()));
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+#[test]
+fn haproxy_in_front_of_two_servers_uses_both_and_the_other_when_one_dies() {
+    let proxy = Haproxy::own_address().to_string();
+    let (up, url) = first_with(&["--proxy-from", &proxy]);
+    let mut other = OtherServer::start_with(&up, &url, &["--proxy-from", &proxy]);
+    let both = with_second_server(&up, &other, &configuration(&up, &proxy));
+    assert_eq!(both.matches("send-proxy-v2").count(), 4, "{both}");
+    let haproxy = Haproxy::start(&both);
+    let behind = Behind { up, proxy, _haproxy: haproxy };
+    let up = &behind.up;
+    let answering = || {
+        let rows = behind.call_from(CALLER, "/api/v1/servers").answer().data();
+        let row = rows.as_array().expect("a list").iter().find(|row| row["answering"] == true).cloned();
+        row.expect("the server that answers")["name"].as_str().expect("a text").to_owned()
+    };
+    for name in ["one", "two"] {
+        wait_until(PATIENCE, "the server has answered a call", || answering() == name);
+    }
+    let server = format!("https://{}:48668", behind.proxy);
+    let mut agent = Joined::start(up.binary(), &server, &up.folder("behind"), AGENT, Some(&up.token(&[])));
+    agent.wait_until_connected(up, AGENT);
+    let drain = |drain: bool| up.client.post("/api/v1/servers/drain", json!({"name": "one", "drain": drain}));
+    assert_eq!(drain(true).status, 200);
+    wait_until(PATIENCE, "both agents are at the second server", || row(&up.client, "two")["agents"] == 2);
+    other.program.end(Signal::KILL, PATIENCE);
+    assert_eq!(drain(false).status, 200);
+    for _ in 0..10 {
+        assert_eq!(answering(), "one", "every call is answered");
+    }
+    wait_until(PATIENCE, "both agents are at the first server", || row(&up.client, "one")["agents"] == 2);
+    let proc = up.proc("remote").on_host(AGENT).with_pid_file().starts(&programs::daemon());
+    proc.start();
+    proc.op(Op::Stop).assert_success();
+}
+
+/// `--advertise` leads to a proxy: agents and other servers come with a header.
+#[test]
+fn servers_ask_each_other_through_haproxy() {
+    let proxy = Haproxy::own_address().to_string();
+    let advertised = format!("https://{proxy}:48668");
+    let (up, url) = first();
+    let other = OtherServer::start_with(&up, &url, &["--proxy-from", &proxy, "--advertise", &advertised]);
+    assert_eq!(row(&up.client, "two")["url"], json!(advertised));
+    let log = other.program.stderr();
+    let link = log.split(" link=").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("its link");
+    let _haproxy =
+        Haproxy::start(&hop(&format!("{proxy}:48668"), link, &format!("send-proxy-v2 source {proxy}")));
+    let _agent = agent_at(&up, &other.client, "two");
+    let proc = up.proc("talks").on_host(OTHER).starts("echo hello; exec ./web 1000");
+    proc.start();
+    for client in [&up.client, &other.client] {
+        assert_eq!(client.data(&question(&proc, ""))["lines"], json!(["hello"]), "{}", client.url);
+    }
+    let metrics = other.client.page("/metrics").text;
+    assert!(!metrics.contains("procfleet_proxy_headers_refused_total{"), "{metrics}");
+    let from = other.program.stderr();
+    assert!(!from.contains(&format!("from={proxy}")), "the proxy's own address is in the log: {from}");
+    proc.op(Op::Stop).assert_success();
 }
 
 /// A loopback address is a host's own address only if the agent calls from one, and the proxy's does not

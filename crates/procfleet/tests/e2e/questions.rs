@@ -8,7 +8,8 @@ use crate::up;
 use procfleet_proto::peer::PEER_PATH;
 use procfleet_sim::ShownCertificate;
 use procfleet_testkit::{
-    Client, Joined, Op, PATIENCE, Proc, Program, Signal, SlowProxy, Up, account, kill, wait_until,
+    Client, DatabaseProxy, Joined, Op, PATIENCE, Proc, Program, Signal, Up, Way, account, is_running, kill,
+    programs, wait_until,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -19,14 +20,14 @@ const NO_AGENT: u64 = 1_000_117;
 const NOT_ALLOWED: u64 = 1_000_837;
 
 /// An agent of another host, in a session at the server `at`.
-fn agent_at(up: &Up, at: &Client, server: &str) -> Joined {
+pub(crate) fn agent_at(up: &Up, at: &Client, server: &str) -> Joined {
     let link = row(at, server)["url"].as_str().expect("a text").to_owned();
     let mut agent = Joined::start(up.binary(), &link, &up.folder("other"), OTHER, Some(&up.token(&[])));
     agent.wait_until_connected(up, OTHER);
     agent
 }
 
-fn question(proc: &Proc, more: &str) -> String {
+pub(crate) fn question(proc: &Proc, more: &str) -> String {
     format!("/api/v1/logs?namespace={}&name={}{more}", proc.namespace, proc.name)
 }
 
@@ -198,18 +199,50 @@ fn only_servers_get_in_where_servers_do() {
 #[test]
 fn a_server_that_alone_has_lost_the_database_sends_its_agents_away() {
     let (up, url) = first();
-    let database = url.split(['@', '/']).nth(3).expect("host and port");
-    let proxy = SlowProxy::to(&format!("https://{database}"));
-    let through = url.replace(database, proxy.url().trim_start_matches("https://"));
-    let second = OtherServer::start(&up, &through);
+    let proxy = DatabaseProxy::to(&url);
+    let second = OtherServer::start(&up, proxy.url());
     let agent = agent_at(&up, &second.client, "two");
     wait_until(PATIENCE, "each server has an agent", || {
         row(&up.client, "one")["agents"] == 1 && row(&up.client, "two")["agents"] == 1
     });
-    drop(proxy);
+    proxy.set(Way::Cut);
     agent.wait_until_log_says("this server does not reach the database, and others do");
     wait_until(PATIENCE, "the first one has both", || row(&up.client, "one")["agents"] == 2);
     assert!(!up.stderr().contains("agent disconnected"), "its own agent stays: {}", up.stderr());
+}
+
+/// Nothing arrives from the database any more, and no connection is closed. What was sent arrives later.
+#[test]
+fn a_server_that_was_cut_off_silently_comes_back_as_a_new_one() {
+    let (up, url) = first();
+    let proxy = DatabaseProxy::to(&url);
+    let second = OtherServer::start(&up, proxy.url());
+    let mut agent = agent_at(&up, &second.client, "two");
+    let proc = up.proc("web").on_host(OTHER).starts(&programs::foreground());
+    let there = Proc { client: second.client.clone(), ..proc.clone() };
+    let pid = there.start();
+    let first_run = row(&up.client, "two");
+    assert_eq!(first_run["state"], "up");
+
+    proxy.set(Way::Stalled);
+    agent.wait_until_log_says("this server does not reach the database, and others do");
+    wait_until(PATIENCE, "the first one has both", || row(&up.client, "one")["agents"] == 2);
+    wait_until(PATIENCE, "the second one is dead", || row(&up.client, "two")["state"] == "dead");
+    assert_eq!(second.client.page("/readyz").status, 503);
+    // Accepted while it is cut off, and carried out through the other server.
+    proc.op(Op::Restart).assert_success();
+    assert!(!is_running(pid));
+    let successor = proc.wait_for_program();
+
+    proxy.set(Way::Open);
+    wait_until(PATIENCE, "it goes on as a new server", || {
+        second.client.page("/readyz").status == 200 && row(&up.client, "two")["state"] == "up"
+    });
+    assert!(second.program.stderr().contains("declared"), "{}", second.program.stderr());
+    assert_eq!(proc.program_pid(), Some(successor), "nothing was done twice");
+    there.op(Op::Stop).assert_success();
+    assert!(!is_running(successor));
+    assert!(agent.is_running());
 }
 
 #[test]

@@ -20,6 +20,20 @@ fn let_days_go_by(up: &Up, task: &str, days: i64) {
     store.execute(sql, rusqlite::params![ago, task]).expect("its audit record too");
 }
 
+/// As if the days had gone by since the event came.
+fn let_event_age(up: &Up, number: i64, days: i64) {
+    let store = rusqlite::Connection::open(up.data().join("server.db")).expect("the store");
+    let sql = "UPDATE events SET received_at = received_at - ?1 WHERE number = ?2";
+    assert_eq!(store.execute(sql, [days * 86_400_000, number]).expect("the event can be changed"), 1);
+}
+
+/// The numbers of the events of a namespace, the oldest first.
+fn events(client: &Client, namespace: &str) -> Vec<i64> {
+    let events = client.data(&format!("/api/v1/events?after=0&namespace={namespace}"));
+    let events = events["events"].as_array().expect("a list").iter();
+    events.map(|event| event["number"].as_i64().expect("a number")).collect()
+}
+
 fn is_unknown(client: &Client, task: &str) -> bool {
     let answer = client.post(RESULT, json!({"task_id": task}));
     let unknown = answer.body["code"] == 1_000_806;
@@ -35,7 +49,7 @@ fn is_audited(client: &Client, task: &str) -> bool {
 }
 
 #[test]
-fn a_result_is_kept_for_thirty_days() {
+fn results_and_events_are_kept_for_thirty_days() {
     let mut up = up();
     let proc = up.proc("kept").with_pid_file().starts(&programs::daemon());
     let keyed = |client: &Client| {
@@ -46,12 +60,20 @@ fn a_result_is_kept_for_thirty_days() {
     let pid = proc.pid_in_file();
     let younger = up.client.operate(proc.body(Op::Query));
     up.client.outcome(&younger).assert_success();
+    let other = up.proc("other").with_pid_file().starts(&programs::daemon());
+    other.start();
+    let namespace = up.namespace.clone();
+    wait_until(PATIENCE, "each start is an event", || events(&up.client, &namespace).len() == 2);
+    let starts = events(&up.client, &namespace);
     up.end(Signal::TERM);
     let_days_go_by(&up, &old, 31);
     let_days_go_by(&up, &younger, 29);
+    let_event_age(&up, starts[0], 31);
+    let_event_age(&up, starts[1], 29);
     up.again();
     wait_until(PATIENCE, "the old task is forgotten", || is_unknown(&up.client, &old));
     wait_until(PATIENCE, "its audit record too", || !is_audited(&up.client, &old));
+    wait_until(PATIENCE, "and the old event", || events(&up.client, &namespace).first() == Some(&starts[1]));
     up.client.outcome(&younger).assert_success();
     assert!(is_audited(&up.client, &younger));
     let metrics = up.client.page("/metrics").text;

@@ -68,7 +68,7 @@ fn agents_are_selected_by_address_id_and_label() {
     // Page by page.
     let mut seen = Vec::new();
     loop {
-        let mut args = vec!["agents", "--limit", "2"];
+        let mut args = vec!["agents", "--sort", "id", "--limit", "2"];
         let last: Option<String> = seen.last().cloned();
         args.extend(last.iter().flat_map(|id| ["--after", id]));
         let page = cli(&up, &args);
@@ -136,6 +136,23 @@ fn an_operation_reaches_the_selected_hosts_and_a_dry_run_none() {
         done["ops"].as_array().expect("ops").iter().filter_map(|op| op["target"].as_str()).collect();
     assert_eq!(targets, ["0:127.0.0.1", "0:127.0.0.2"]);
     assert_eq!(done["counts"]["succeeded"], 2, "{done}");
+
+    // The ops of a task, by their hosts.
+    let task = done["task_id"].as_str().expect("its id");
+    let shown = |terms: &[&str]| {
+        let mut args = vec!["task", "show", task];
+        args.extend(terms.iter().flat_map(|term| ["--select", term]));
+        let ops = cli(&up, &args)["ops"].as_array().expect("ops").clone();
+        ops.iter().map(|op| op["target"].as_str().expect("a host").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(shown(&["127.0.0.2"]), ["0:127.0.0.2"]);
+    assert_eq!(shown(&["127.0.0.2-127.0.0.9", "127.0.0.1", "dc=east"]), ["0:127.0.0.1", "0:127.0.0.2"]);
+    assert_eq!(shown(&["role=db"]), [""; 0]);
+    let none = up.cli(&["task", "show", task, "--select", "role=db"]);
+    assert!(none.stderr.contains("no operations"), "{none:?}");
+    let refused = up.cli(&["task", "show", task, "--select", "a b"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("select: \"a b\" is no address"), "{refused:?}");
 
     // A term that matches nothing is refused, each by itself.
     let body = |select: Value| json!({"meta": {"namespace": up.namespace, "name": "chosen"}, "op_type": 2, "select": select});

@@ -5,7 +5,7 @@ use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, kill, wait_for, wait_u
 use serde_json::{Value, json};
 
 const HOST: &str = "127.0.3.1";
-/// Silence is noticed after 30 s; the rest is for a busy machine.
+/// Silence is noticed after 30 s, which unit tests of both sides check; the rest is for a busy machine.
 const NOTICED: std::time::Duration = PATIENCE.saturating_mul(4);
 
 /// Seconds after its sending in which a message may be read. Less than the server needs to notice the
@@ -13,10 +13,10 @@ const NOTICED: std::time::Duration = PATIENCE.saturating_mul(4);
 const LATE: i64 = 20;
 
 /// A process that is stopped goes on when the test is over, so that it can end.
-struct Stopped(u32);
+pub(crate) struct Stopped(u32);
 
 impl Stopped {
-    fn stop(pid: u32) -> Stopped {
+    pub(crate) fn stop(pid: u32) -> Stopped {
         kill(pid, Signal::STOP);
         Stopped(pid)
     }

@@ -73,9 +73,13 @@ impl Files {
 
 /// `ps` by flags alone; the pin of admin.json does not count.
 fn by_flags(up: &Up, more: &[&str]) -> Finished {
+    ps(up, more).run()
+}
+
+fn ps(up: &Up, more: &[&str]) -> Program {
     let (code, secret) = (&up.client.app_code, &up.client.app_secret);
     let flags = ["ps", "--url", &up.client.url, "--app-code", code, "--app-secret", secret];
-    Program::new(PROGRAM).args(flags).args(more).run()
+    Program::new(PROGRAM).args(flags).args(more)
 }
 
 #[track_caller]
@@ -192,6 +196,35 @@ fn certificate_files_are_loaded_again_and_a_pair_that_cannot_be_used_is_not() {
     wait_until(PATIENCE, "it is in use", || by_flags(&up, &["--ca", &ca2]).code != Some(0));
     assert_refused(&by_flags(&up, &["--ca", &ca2]), "TLS failed");
     assert_done(&up.cli(&["ps"]));
+}
+
+/// Without a pin and without `--ca`, the certificate must be of a CA that this system trusts.
+#[test]
+fn the_cas_of_the_system_are_those_of_ssl_cert_file() {
+    let (authority, files) = (Authority::new("of the system"), Files::new());
+    let [certificate, key] = files.pair(&authority.sign("127.0.0.1", 2100));
+    let ca = files.write("ca.pem", &authority.pem);
+    // A bundle, as systems have them.
+    let bundle = files.write("bundle.pem", &format!("{}{}", Authority::new("first").pem, authority.pem));
+    let other = files.write("other.pem", &Authority::new("other").pem);
+    let garbage = files.write("garbage.pem", "garbage");
+    let up = Up::start_with(PROGRAM, &["--tls-cert", &certificate, "--tls-key", &key]);
+    let trusting = |file: &str, more: &[&str]| ps(&up, more).env("SSL_CERT_FILE", file).run();
+    assert_done(&trusting(&ca, &[]));
+    assert_done(&trusting(&bundle, &[]));
+    assert_refused(&trusting(&other, &[]), "TLS failed");
+    // Empty variables count as not set.
+    assert_refused(&trusting("", &[]), "TLS failed");
+    assert_done(&ps(&up, &[]).env("PROCFLEET_CA", "").env("SSL_CERT_FILE", &ca).run());
+    for unusable in [garbage.as_str(), "/nowhere/ca.pem"] {
+        let refused = trusting(unusable, &[]);
+        assert!(refused.code == Some(2) && refused.stderr.contains("SSL_CERT_FILE "), "{refused:?}");
+    }
+    // --ca and the pin of admin.json are more special.
+    assert_done(&trusting(&other, &["--ca", &ca]));
+    assert_refused(&trusting(&ca, &["--ca", &other]), "TLS failed");
+    let pinned = Program::new(PROGRAM).args(["ps", "--data"]).args([up.data()]).env("SSL_CERT_FILE", &other);
+    assert_done(&pinned.run());
 }
 
 #[test]

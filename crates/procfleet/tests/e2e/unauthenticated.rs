@@ -1,15 +1,17 @@
 //! Peers that have not logged in: whatever they send, it costs others nothing, and nothing of it lasts.
 
 use crate::up;
-use procfleet_testkit::{Client, PATIENCE, Up, connect_from, let_pass, wait_until};
+use procfleet_testkit::{Client, PATIENCE, Up, connect_from, let_pass, programs, wait_until};
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const OPERATE: &str = "/api/c/compapi/v2/gse/operate_proc_v2/";
 const STATUS: &str = "/api/c/compapi/v2/gse/get_agent_status/";
+/// The code of a call without a login, or with a wrong one.
+const REFUSED: u64 = 1_306_403;
 /// Another host, as far as the server can see.
 const ELSEWHERE: &str = "127.0.0.2";
 
@@ -26,6 +28,127 @@ fn is_silent(stream: &mut TcpStream) -> bool {
 
 fn audit(up: &Up, app: &str) -> Vec<Value> {
     up.client.data(&format!("/api/v1/audit?limit=1000&app={app}")).as_array().expect("a list").clone()
+}
+
+/// All that the API lists, without what changes by itself and without refused logins.
+fn everything(up: &Up) -> Vec<Value> {
+    const LISTS: [&str; 11] = [
+        "apps",
+        "users",
+        "tokens",
+        "webhooks",
+        "businesses",
+        "business_sets",
+        "tasks",
+        "procs",
+        "agents",
+        "ca",
+        "audit?limit=1000",
+    ];
+    const CHANGES: [&str; 5] = ["heard_at", "reported_at", "version", "waiting", "trouble"];
+    let list = |list: &str| {
+        let mut data = up.client.data(&format!("/api/v1/{list}"));
+        if let Some(rows) = data.as_array_mut() {
+            rows.retain(|row| row["code"] != REFUSED);
+            let rows = rows.iter_mut().filter_map(Value::as_object_mut);
+            rows.for_each(|row| row.retain(|field, _| !CHANGES.contains(&field.as_str())));
+        }
+        data
+    };
+    LISTS.into_iter().map(list).collect()
+}
+
+/// Each operation of the API's document by each of its paths: method, path, and the logins that it needs.
+fn operations(up: &Up) -> Vec<(String, String, Value)> {
+    let document: Value = serde_json::from_str(&up.client.page("/api/openapi.json").text).expect("JSON");
+    let mut found = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let aliases = operation["x-aliases"].as_array().into_iter().flatten();
+            let aliases = aliases.map(|alias| alias.as_str().expect("a path"));
+            let paths = std::iter::once(path.as_str()).chain(aliases);
+            let logins = &operation["security"];
+            found.extend(paths.map(|path| (method.to_uppercase(), path.to_owned(), logins.clone())));
+        }
+    }
+    found
+}
+
+/// Every path of the API, without a login and with a wrong one. Paths with an id name something that exists.
+#[test]
+fn no_call_without_a_login_shows_or_changes_anything() {
+    const PUBLIC: [&str; 6] = ["/api/openapi.json", "/docs", "/docs/", "/healthz", "/metrics", "/readyz"];
+    let up = up();
+    let proc = up.proc("kept").starts(&programs::foreground());
+    let pid = proc.start();
+    proc.row_with_pid(pid);
+    let app = crate::access::app(&up, "plain", &[]);
+    up.token(&[]);
+    for made in [["user", "create", "ann"], ["webhook", "create", "http://127.0.0.1:9/"]] {
+        let made = up.cli(&made);
+        assert_eq!(made.code, Some(0), "{made:?}");
+    }
+    let first = |list: &str, field: &str| {
+        let value = up.client.data(&format!("/api/v1/{list}"))[0][field].clone();
+        value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    };
+    let ids = [
+        ("{code}", "plain".to_owned()),
+        ("{name}", "ann".to_owned()),
+        ("tokens/{id}", format!("tokens/{}", first("tokens", "id"))),
+        ("webhooks/{id}", format!("webhooks/{}", first("webhooks", "id"))),
+        ("{task_id}", first("tasks", "task_id")),
+    ];
+    let before = everything(&up);
+    let login = up.client.as_app("plain", "wrong").authorization();
+    let wrong = [("X-Bkapi-Authorization", login.as_str())];
+    let (mut public, mut refused) = (Vec::new(), 0_u32);
+    for (method, mut path, logins) in operations(&up) {
+        if logins == json!([]) {
+            public.push(path);
+            continue;
+        }
+        ids.iter().for_each(|(template, id)| path = path.replace(template, id));
+        assert!(!path.contains('{'), "{path}: something with such an id must exist");
+        for headers in [&[][..], &wrong] {
+            refused += 1;
+            // From an address of its own, whose answers are not delayed.
+            let [.., high, low] = refused.to_be_bytes();
+            let stream = connect_from(&format!("127.1.{high}.{low}"), up.client.address());
+            let answer = up.client.send_by(stream, &method, &path, headers, b"{}").answer();
+            answer.assert_refused(REFUSED, &["bk_app_code"]);
+            assert_eq!(answer.body["data"], Value::Null, "{method} {path}: {answer:?}");
+        }
+    }
+    public.sort_unstable();
+    assert_eq!(public, PUBLIC);
+    assert!(refused > 600, "{refused} calls");
+    assert_eq!(everything(&up), before);
+    assert_eq!((proc.pid(), proc.runs()), (Some(pid), 1));
+    // Neither its secret nor its state has changed.
+    app.get("/api/v1/tasks").data();
+    // Calls without a login leave no record, and calls with a wrong one are counted.
+    let audit = up.client.data("/api/v1/audit?limit=1000&failed=true");
+    let times = |row: &Value| row["times"].as_u64().expect("a number");
+    let counted: u64 = audit.as_array().expect("a list").iter().map(times).sum();
+    assert_eq!(counted, u64::from(refused / 2));
+}
+
+/// Only refusals are delayed, each longer than the one before, and no right login from the same address.
+#[test]
+fn repeated_wrong_logins_are_answered_later_and_later() {
+    const LATE: Duration = Duration::from_millis(500);
+    let up = up();
+    let stranger = up.client.as_app("nobody", "wrong");
+    let mut late = 0;
+    // Three in a row: one answer may also be late because the machine is busy.
+    wait_until(PATIENCE, "three refusals in a row come late", || {
+        let began = Instant::now();
+        stranger.get("/api/v1/tasks").assert_refused(REFUSED, &[]);
+        late = if began.elapsed() >= LATE { late + 1 } else { 0 };
+        late == 3
+    });
+    up.client.get("/api/v1/tasks").data();
 }
 
 /// One row for each kind of refusal, however often it comes, and a bounded number of kinds.
