@@ -214,7 +214,7 @@ def main():
                       f"{options.agents} simulated agents on the same machine.", "", *report.table(rows)])
     print("\n" + text)
     if options.record:
-        report.record("scale", text)
+        report.record("scale", text, f"scripts/bench scale{' --servers' if options.servers else ''}")
     return 0
 
 
@@ -315,6 +315,9 @@ def status(bench, options, name, api):
               f"{measure.percentile(took, 50) * 1e3:.2f} and {measure.percentile(took, 99) * 1e3:.2f}")
 
 
+MEANWHILE = 1_000
+"""Number of hosts of the op that is accepted while the agents of a gone server are on their way."""
+
 KILLED, SILENT = "kill -9 of a server", "all packets of a server dropped"
 
 
@@ -346,6 +349,8 @@ def death(bench, options, name, servers, fleet, database, how):
     else:
         drop = Drop(victim)
         servers.gone.add(victim)
+    # Accepted while agents are on their way: none of these may end as "not connected".
+    meanwhile = operate(api, RESTART, hosts(0, agents)[::max(1, agents // MEANWHILE)])
     try:
         before, began = cpu(servers, database, fleet, None), time.monotonic()
         marks = {99: None, 100: None}
@@ -363,21 +368,27 @@ def death(bench, options, name, servers, fleet, database, how):
         bench.say(name, f"{how}: CPU of the other servers and of the simulators, s", used)
         for part, at in marks.items():
             bench.say(name, f"{how}: {part} % of its agents are at others after, s", f"{at:.1f}")
-        deadline = time.monotonic() + options.patience
-        while (counts := api.api.data("GET", f"/api/v1/tasks/{task}?limit=1")["counts"])["open"] > 0:
-            if time.monotonic() > deadline:
-                raise measure.TookTooLong(f"{counts['open']} ops are open {options.patience} s later ({how})")
-            time.sleep(0.5)
-        bench.say(name, f"{how}: the op under way ended after, s", f"{time.monotonic() - began:.1f}")
-        bench.say(name, f"{how}: the op under way succeeded and failed", f"{counts['succeeded']} and {counts['failed']}")
-        if counts["failed"]:
-            rows = api.api.data("GET", f"/api/v1/tasks/{task}?limit=1000&state=failed")["ops"]
-            for code in sorted({row["error_code"] for row in rows}):
-                of_code = [row for row in rows if row["error_code"] == code]
-                print(f"    {code}: {len(of_code)}, such as: {of_code[0]['error_msg']}", flush=True)
+        report_task(bench, options, name, f"{how}: the op under way", api, task, began)
+        report_task(bench, options, name, f"{how}: an op on {MEANWHILE} that was accepted meanwhile", api, meanwhile, began)
     finally:
         if drop:
             drop.end()
+
+
+def report_task(bench, options, name, what, api, task, began):
+    """Waits until all ops of the task have ended."""
+    deadline = time.monotonic() + options.patience
+    while (counts := api.api.data("GET", f"/api/v1/tasks/{task}?limit=1")["counts"])["open"] > 0:
+        if time.monotonic() > deadline:
+            raise measure.TookTooLong(f"{counts['open']} ops are open {options.patience} s later ({what})")
+        time.sleep(0.5)
+    bench.say(name, f"{what} ended after, s", f"{time.monotonic() - began:.1f}")
+    bench.say(name, f"{what} succeeded and failed", f"{counts['succeeded']} and {counts['failed']}")
+    if counts["failed"]:
+        rows = api.api.data("GET", f"/api/v1/tasks/{task}?limit=1000&state=failed")["ops"]
+        for code in sorted({row["error_code"] for row in rows}):
+            of_code = [row for row in rows if row["error_code"] == code]
+            print(f"    {code}: {len(of_code)}, such as: {of_code[0]['error_msg']}", flush=True)
 
 
 def add_common_options(parser, name):
