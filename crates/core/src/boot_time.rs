@@ -1,7 +1,6 @@
-//! Time as the rules see it: milliseconds since some fixed point that never jumps.
+//! Time as the rules see it: milliseconds on the kernel's boot-time clock, which never jumps.
 //!
-//! The agent uses the kernel's boot-time clock, the server its own monotonic clock. The two are never
-//! compared: the link carries durations. Wall-clock time is only for people.
+//! Times of server and agent are never compared: the link carries durations.
 
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, AddAssign, Sub};

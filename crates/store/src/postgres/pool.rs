@@ -29,13 +29,15 @@ pub(super) const CONNECTIONS: usize = 8;
 
 /// Settings of every connection of the pool. A server that stops in the middle of a transaction must not hold
 /// its locks for long, and a backend whose server is gone must not go on. JIT costs more than it gains for
-/// short statements. Nearly every statement has its index; a plan that was made when a table was small, or
+/// short statements. A caller is answered when its task is durable, whatever the default of the database is.
+/// Nearly every statement has its index; a plan that was made when a table was small, or
 /// before its statistics were there, must not read all of it later.
 const SETTINGS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '2s'; \
      SET idle_in_transaction_session_timeout = '5s'; SET client_connection_check_interval = '5s'; \
      SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 3; SET tcp_keepalives_count = 3; \
      SET tcp_user_timeout = 15000; SET jit = off; SET seq_page_cost = 100; SET TimeZone = 'UTC'; \
-     SET client_min_messages = warning";
+     SET client_min_messages = warning; SELECT set_config('synchronous_commit', 'on', false) \
+     WHERE current_setting('synchronous_commit') = 'off'";
 
 /// How long a unit or a read waits for a connection.
 const WAIT: Duration = Duration::from_millis(1_500);

@@ -1,4 +1,4 @@
-//! A panic inside the engine fails the call that caused it, and nothing else.
+//! Panics inside the engine, and settings of its connections.
 
 use super::line::{ChangeGroup, ChangeReply, LineChange};
 use super::*;
@@ -121,4 +121,24 @@ fn a_panic_fails_its_own_call_and_is_contained_and_counted() {
         }
         store.close().await.expect("closed");
     });
+}
+
+/// `local` and `remote_apply` are choices of the operator about standbys, and durable all the same.
+#[tokio::test]
+async fn changes_are_durable_whatever_the_default_of_the_database_is() {
+    for (default, used) in [("off", "on"), ("on", "on"), ("local", "local"), ("remote_apply", "remote_apply")]
+    {
+        let url = tokio::task::spawn_blocking(|| Cluster::shared().database()).await.expect("a database");
+        let url: StoreUrl = url.parse().expect("a url");
+        let administrator = Database::of(&url).expect("a url").connect().await.expect("a connection");
+        let sql = format!(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = {default}', current_database()); END $$"
+        );
+        administrator.batch_execute(&sql).await.expect("a setting");
+        let store = PgStore::open(&url).await.expect("it opens");
+        let rows = store.rows("looking", "SHOW synchronous_commit", &[]).await.expect("a row");
+        let shown: Vec<String> =
+            store.converted("looking", &rows, |row| Ok(row.try_get(0)?)).expect("a text");
+        assert_eq!(shown, [used], "{default}");
+    }
 }
