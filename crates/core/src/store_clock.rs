@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! sample within JUMP of the expectation ---> followed (the best of the last samples)
-//! beyond it by a change of the shift ------> followed by all but the server that corrects: this server has
-//!                                            begun between a jump and its correction
+//! deviation equals a change of the shift --> followed, except by the server that corrects: this server
+//!                                            started between a jump and its correction
 //! sample beyond it, three times in a row --> Jumped(by): the store's shift is corrected by one server,
 //!                                            after which the samples fit again
 //! still beyond it after ADOPT -------------> followed, because nobody corrects it

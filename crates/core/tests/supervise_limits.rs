@@ -507,7 +507,7 @@ fn a_process_that_was_never_healthy_is_given_up() {
     }
     assert_eq!((world.starts.len(), world.machine.has_given_up()), (3, true), "{:?}", kinds(&world));
     assert!(
-        world.note().contains("it was unhealthy: no answer; start or host tries again"),
+        world.note().contains("it was unhealthy: no answer; to retry, send start or host"),
         "{}",
         world.note()
     );

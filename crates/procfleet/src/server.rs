@@ -218,10 +218,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     })
 }
 
-/// With an arena of the allocator for each of the busy threads: the workers of this runtime and of the
-/// link's, and the writer of the store. With fewer they wait for one another's arenas, which cost a fifth of
-/// the tasks accepted in a second. With glibc's default, almost half of a server's memory was free and spread
-/// over eight arenas for each core.
+/// Sets `M_ARENA_MAX` to the number of busy threads: the workers of this runtime and of the link's runtime,
+/// and the writer of the store. With fewer arenas, lock contention between these threads cost a fifth of the
+/// tasks accepted per second. With glibc's default (8 arenas per core), almost half of the server's memory
+/// was free but fragmented.
 pub(crate) fn runtime() -> Result<Runtime> {
     let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
     procfleet_program::memory::limit_arenas((2 * workers + 1).min(ARENAS));

@@ -141,7 +141,7 @@ pub(crate) async fn stay_connected(
 fn log_end(server: &ServerAddress, end: &LinkEnd, NextServer { server: next, wait: pause }: &NextServer) {
     match end {
         LinkEnd::Drained(_) => {
-            info!(%server, ?pause, %next, "the server asks for a new session: it ends, has too many agents, or may have lost reports; reconnecting");
+            info!(%server, ?pause, %next, "the server asked this agent to reconnect: the server is stopping, has too many agents, or may have lost reports");
         }
         LinkEnd::Renewed => info!("renewed an expired certificate; reconnecting"),
         end => warn!(

@@ -134,7 +134,7 @@ mod tests {
     /// because a busy machine may be late with the end of a session.
     #[tokio::test]
     async fn a_silent_server_is_left_after_two_and_a_half_heartbeats() {
-        // The heartbeat of the server; a test there names it.
+        // `HEARTBEAT` of the server's sessions/connection.rs; a test there asserts the same value.
         const HEARTBEAT_MS: u64 = 10_000;
         const LONGEST: Duration = Duration::from_secs(35);
         let (mut socket, _peer) = Box::pin(connected()).await;

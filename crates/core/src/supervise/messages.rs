@@ -276,11 +276,13 @@ pub(super) fn generations(older: &[Process]) -> String {
 
 pub(super) fn gave_up(restarts: u32, last: &str) -> String {
     let times = if restarts == 1 { "1 restart".to_owned() } else { format!("{restarts} restarts in a row") };
-    format!("gave up after {times} without a stable run; the last one: {last}; start or host tries again")
+    format!("gave up after {times} without a stable run; the last one: {last}; to retry, send start or host")
 }
 
 pub(super) fn no_way_back(last: &str) -> String {
-    format!("{last}; the spec has no start_cmd to start it again; start or host with one tries again")
+    format!(
+        "{last}; the spec has no start_cmd to start it again; to retry, send start or host with a start_cmd"
+    )
 }
 
 pub(super) const WAITING: &str = "waiting for its next run";
@@ -288,7 +290,7 @@ pub(super) const WAITING: &str = "waiting for its next run";
 pub(super) const RUN_OVER: &str = "the run has ended meanwhile";
 
 pub(super) fn no_plan(reason: &str) -> String {
-    format!("its schedule cannot be followed: {reason}; start or host tries again")
+    format!("its schedule cannot be followed: {reason}; to retry, send start or host")
 }
 
 pub(super) fn not_run(field: &str, reason: &str) -> String {

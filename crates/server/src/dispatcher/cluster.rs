@@ -38,10 +38,10 @@ pub(super) struct Cluster {
     had_unheld: bool,
     /// How many servers had ended by then.
     ended: i64,
-    /// The table lacks ops that this server decides about: of agents that it has begun to decide about, or
-    /// all of them.
+    /// All open ops must be read from the store: this server decides about more agents than before (lease
+    /// `unheld`), or the table was cleared.
     reload: bool,
-    /// How often the database went back in time, as far as the table has followed.
+    /// The `StoreLoss::times` up to which the table has been reloaded.
     losses: u64,
     /// Sessions whose ops are still to be read.
     pub(super) connecting: Vec<NewSession>,
@@ -204,7 +204,7 @@ impl Work {
                 Err(error) => {
                     error!(
                         error = &error as &dyn std::error::Error,
-                        "reading the open ops failed; ops that this server does not know yet wait, and the read is tried again every second"
+                        "reading the open ops from the store failed; retrying every second. Ops that were not read yet are not sent until then; check the database"
                     );
                     self.retry_at = Some(self.clock.now() + RETRY);
                 }
@@ -233,7 +233,8 @@ impl Work {
         let losses = view.loss.times - self.cluster.losses;
         if losses > 0 {
             self.cluster.losses = view.loss.times;
-            // The times of earlier ones are not known any more.
+            // Several losses since the last view: `safe_until` is known for the last one only, so any stored
+            // change may be lost.
             self.go_back(if losses == 1 { view.loss.safe_until } else { BootTime(0) });
         }
         let alive: BTreeSet<ServerId> = view.alive.keys().copied().collect();
@@ -314,8 +315,8 @@ impl Work {
         self.cluster.known.values_mut().for_each(|cancelled| *cancelled = false);
     }
 
-    /// Forgets all ops, which are to be read again. The known tasks stay: the next look releases the capacity
-    /// of those that have ended meanwhile.
+    /// Clears the table of ops, which `reload` then reads from the store again. `known` stays: the next poll
+    /// releases the backlog capacity of tasks that have ended meanwhile.
     fn forget_table(&mut self) {
         self.ops.clear();
         self.by_agent.clear();

@@ -20,7 +20,7 @@ impl Work {
                 self.dirty.insert(op);
             }
         }
-        // In the order of acceptance. Stamps do not tell it: the clocks of two servers differ by moments.
+        // Task numbers give the order of acceptance. Stamps do not: the clocks of two servers may differ.
         let mut due: Vec<OpId> = std::mem::take(&mut self.dirty).into_iter().collect();
         due.sort_unstable_by_key(|op| (op.task.number, op.index));
         for op in due {

@@ -155,8 +155,8 @@ impl CallError {
                 (StatusCode::SERVICE_UNAVAILABLE, Code::SystemError, reason)
             }
             CallError::App(AppError::Store(StoreError::Fenced)) => {
-                let reason = "this server has not reached the database for a while, and begins again as a new one. Nothing was \
-                              changed: send the call again";
+                let reason = "other servers have declared this server dead because it did not reach the database; it is rejoining \
+                              under a new id. Nothing was changed: send the call again";
                 (StatusCode::SERVICE_UNAVAILABLE, Code::SystemError, reason.to_owned())
             }
             CallError::App(AppError::Store(source)) => {

@@ -95,7 +95,8 @@ impl Budgets {
 }
 
 impl AgentBudget {
-    /// By a session. A budget that is removed under a session would be full for the next one.
+    /// Whether a session uses this budget. If it were removed from the map, the next session of the agent
+    /// would begin with a full budget.
     fn is_held(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }

@@ -86,7 +86,7 @@ pub(super) async fn run(
                 warn!(
                     from = %ip,
                     error = &error as &dyn std::error::Error,
-                    "the store could not be asked about an agent; its connection was closed, and it tries again"
+                    "cannot check an agent because the store does not answer; closed the agent's connection, the agent will retry"
                 );
             }
             Box::pin(send_close(&mut socket, None)).await;
@@ -353,8 +353,8 @@ struct News {
 }
 
 impl News {
-    /// The next message for the agent. A session waits for one future until it is ready: new ones would lock
-    /// what all sessions share whenever the session does anything.
+    /// The next message for the agent. The session polls this one future until it is ready: a new
+    /// `changed()` future in each turn of the loop would lock the waiter list that all sessions share.
     async fn next(mut self, link: &Link) -> (News, Body) {
         let body = tokio::select! {
             Ok(()) = self.cas.changed(), if self.renews => certificates::ask_for_renewal(certificates::soon(link)),
@@ -402,7 +402,7 @@ async fn serve(
                     sent.and_then(QueueWrite::unsent).map(|unsent| parked = unsent.map(Parked::new))
                 }
             },
-            () = until(parked.as_ref().map(|parked| parked.look_at)) => match parked.take() {
+            () = until(parked.as_ref().map(|parked| parked.retry_at)) => match parked.take() {
                 Some(Parked { order, .. }) => {
                     let sent = in_time(send_all(socket, buffer, order, &mut receiver, holds)).await;
                     sent.and_then(QueueWrite::unsent).map(|unsent| parked = unsent.map(Parked::new))
@@ -465,13 +465,13 @@ async fn serve(
 /// A message that waits until this server may send again.
 struct Parked {
     order: Body,
-    /// A time, and not a pause: each message of the agent would begin the pause anew.
-    look_at: Instant,
+    /// A deadline, not a duration: a new sleep would start at each message of the agent and never end.
+    retry_at: Instant,
 }
 
 impl Parked {
     fn new(order: Body) -> Parked {
-        Parked { order, look_at: Instant::now() + LOOK_AGAIN }
+        Parked { order, retry_at: Instant::now() + LOOK_AGAIN }
     }
 }
 
@@ -536,10 +536,10 @@ async fn send(socket: &mut WebSocket, body: Body) -> Result<(), axum::Error> {
     socket.send(Message::Binary(body.into_bytes().into())).await
 }
 
-/// What became of the messages of a queue.
+/// Result of [`send_all`].
 #[derive(Debug, PartialEq)]
 enum QueueWrite {
-    /// The rest waits, beginning with this message, until this server may send again.
+    /// Flushed. `Some`: the first message that was not written, to be sent when this server may send again.
     Sent(Option<Body>),
     /// Messages are in the socket's buffer, and this server may not send them any longer.
     HeldBack,
@@ -554,9 +554,8 @@ impl QueueWrite {
     }
 }
 
-/// Writes all queued messages, then flushes once. Stops at the first one that this server may not send any
-/// longer: a process that was stopped finds ops in its queue that others may have decided about. For the same
-/// reason it looks again before the flush.
+/// Writes all queued messages, then flushes once. `holds` is checked before each message and again before the
+/// flush: after a SIGSTOP of this process, other servers may have decided about the ops in the queue.
 async fn send_all<S: Sink<Message> + Unpin>(
     socket: &mut S,
     buffer: &mut WriteBuffer,
@@ -680,7 +679,7 @@ mod tests {
         loop {
             tokio::select! {
                 biased;
-                () = until(parked.as_ref().map(|parked| parked.look_at)) => break,
+                () = until(parked.as_ref().map(|parked| parked.retry_at)) => break,
                 () = tokio::time::sleep(LOOK_AGAIN / 4) => messages += 1,
             }
             assert!(messages < 10, "the parked message waits for ever");
@@ -692,7 +691,7 @@ mod tests {
     #[test]
     fn silence_is_noticed_after_three_heartbeats() {
         const LONGEST: Duration = Duration::from_secs(35);
-        // Agents count in heartbeats; a test of theirs has this number.
+        // The agent's limits are multiples of the heartbeat; its test in link/socket.rs has the same value.
         assert_eq!(HEARTBEAT, Duration::from_secs(10));
         // The last ping before the limit finds the agent just in time, and the next one ends the session.
         let server = AGENT_SILENCE + HEARTBEAT;

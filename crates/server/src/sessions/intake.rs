@@ -169,7 +169,7 @@ impl Intake {
         let pause = self.budget.spend_message(cost, link.clock.now()).min(LONGEST_PAUSE);
         if !pause.is_zero() {
             link.metrics.delayed(Sent::Messages);
-            log_excess(link, agent, &self.budget, "it is read more slowly");
+            log_excess(link, agent, &self.budget, "messages of the agent are read more slowly");
             self.paused_until = Some(Instant::now() + pause);
         }
     }
@@ -189,7 +189,7 @@ impl Intake {
             },
             Err(wait) => {
                 link.metrics.delayed(Sent::Events);
-                log_excess(link, agent, &self.budget, "its events are delayed");
+                log_excess(link, agent, &self.budget, "events of the agent are delayed");
                 self.held = Some(DeferredEvents { events, due: Instant::now() + wait });
                 Ok(None)
             }
@@ -213,7 +213,7 @@ impl Intake {
                     self.last_heard.states_stored(link.clock.now());
                 }
                 if let Ok(1..) = stored {
-                    let consequence = "it has too many procs or groups, and new ones are not stored";
+                    let consequence = "the agent has too many procs or groups; new ones are not stored";
                     log_excess(link, agent, &self.budget, consequence);
                 }
                 (stored.map(|_| None), "states")

@@ -16,25 +16,27 @@ pub(super) enum SessionEnd {
     /// The store did not answer before the welcome, which says nothing about the agent.
     #[error("the server cannot read or change its store now")]
     Unchecked(#[from] StoreError),
-    #[error("it sent a message that is not part of this protocol")]
+    #[error("the agent sent a message that is not part of this protocol")]
     Protocol(#[from] BadMessage),
-    #[error("it sent a message that is not part of this protocol")]
+    #[error("the agent sent a message that is not part of this protocol")]
     Garbled(#[source] axum::Error),
-    #[error("it sent a frame or a message above the size limit")]
+    #[error("the agent sent a frame or a message above the size limit")]
     Oversized(#[source] axum::Error),
     #[error("{0}")]
     Excess(#[from] OversizedMessage),
     #[error("the connection broke")]
     Broken(#[source] axum::Error),
-    #[error("it has been silent for {0:?}")]
+    #[error("the agent has been silent for {0:?}")]
     Silent(Duration),
-    #[error("the agent closed it")]
+    #[error("the agent closed the connection")]
     Closed,
     #[error("{0}")]
     Cut(CutReason),
     #[error("the server is stopping, or has closed the session")]
     Dropped,
-    #[error("this server was stopped while it wrote operations, and may not send them any longer")]
+    #[error(
+        "the database has not confirmed a heartbeat of this server for 10 s; it may no longer send the operations in its write buffer"
+    )]
     HeldBack,
     #[error(transparent)]
     Panicked(#[from] Caught),

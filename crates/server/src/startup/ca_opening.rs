@@ -72,7 +72,11 @@ pub enum SealStartError {
 /// The record of key files that are not those that the store knows.
 pub(super) fn replaced(clock: Clock, old: CaPins, new: CaPins) -> NewAudit {
     let (old, new) = (hex(&old.current), hex(&new.current));
-    warn!(old, new, "the key files of the CA are not those that the store knows; the files are used");
+    warn!(
+        old,
+        new,
+        "the CA key files in the data folder differ from the CA recorded in the store; using the key files"
+    );
     let detail = format!("the key files are used; the store knew {old}");
     NewAudit::of_server(clock.wall(), "ca_replace", new, detail)
 }

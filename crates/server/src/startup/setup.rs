@@ -90,8 +90,8 @@ pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) ->
             let error = removed.err().map(tracing::field::display);
             tracing::info!(
                 path = %file.display(), error,
-                "removing the administrator's file: another server has created the administrator at the same moment; its file has \
-                 the secret"
+                "removing this server's admin.json: another server created the administrator first, and only that server's \
+                 admin.json has the valid secret"
             );
             Ok(())
         }

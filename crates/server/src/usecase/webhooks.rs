@@ -66,7 +66,7 @@ pub async fn list(services: &Services) -> Result<Vec<WebhookRow>, AppError> {
         let trouble = match &deliverer {
             Deliverer::This => services.delivery_errors.get(webhook.id),
             Deliverer::Other(name) if waits => {
-                format!("server {name} delivers; ask it why events wait (procfleet webhook list)")
+                format!("server {name} delivers the webhooks; run procfleet webhook list against that server to see why events wait")
             }
             Deliverer::None if waits => "no server delivers now; another one takes over soon".to_owned(),
             Deliverer::Other(_) | Deliverer::None => String::new(),

@@ -151,7 +151,7 @@ impl Delivery {
                 self.store.webhook_delivered(webhook, up_to).await.map_err(|error| error.to_string())
             }
             DeliveryEnd::Refused(reason) => Err(reason),
-            // The receiver has nothing to do with it.
+            // Nothing was sent, so this is not a failure of the receiver.
             DeliveryEnd::NotSent => return,
         };
         match stored {
@@ -186,8 +186,8 @@ enum DeliveryEnd {
     NotSent,
 }
 
-/// Sends events of one data id at a time, in order, up to the first failure. A server that was stopped in
-/// between must not go on with what another one has delivered since.
+/// Sends events of one data id at a time, in order, up to the first failure. The lease is checked before each
+/// request: after a SIGSTOP of this process, another server may have delivered the rest.
 fn deliver(url: &str, events: &[EventRecord], may_deliver: impl Fn() -> bool) -> DeliveryEnd {
     let client = procfleet_http_client::client(Timeouts { connect: None, overall: TIMEOUT });
     let mut up_to = 0;

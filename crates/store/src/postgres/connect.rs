@@ -7,9 +7,9 @@
 //!
 //! A URL may name several hosts, and a host name may have several addresses. tokio-postgres tries them one
 //! after the other, with a timeout for the TCP connect only. A stopped primary accepts connections by the
-//! backlog of its kernel and never answers, so the standby behind it would never be tried. Here the addresses
-//! are tried side by side, each a moment after the one before it, and the first usable connection wins. There
-//! is no deadline: each caller has its own, which includes its first statements.
+//! backlog of its kernel and never answers, so the standby behind it would never be tried. Here the attempts
+//! race as in Happy Eyeballs (RFC 8305): each begins `STAGGER` after the one before it, or when one fails,
+//! and the first usable connection wins. Callers set the deadline, which includes their first statements.
 
 use super::fault::PgFault;
 use super::url::{Connector, StoreUrl};
@@ -30,9 +30,9 @@ use tokio_postgres::{Client, Config, Connection, Error, Socket};
 /// How long an address may take before the next one is tried, too.
 const STAGGER: Duration = Duration::from_millis(200);
 
-/// Settings of connections outside the pool. Their statements are short. A lock is waited for shorter than a
-/// beat is, so that a beat which waits for a lock has ended before the next one comes. A backend whose client
-/// has gone ends soon.
+/// Settings of connections outside the pool, whose statements are short. `lock_timeout` is below the time
+/// limit of a beat (1.2 s), so a beat that waits for a lock ends at the database before the next one begins.
+/// `client_connection_check_interval` ends a backend whose client is gone.
 const SETTINGS: &str = "SET statement_timeout = '2s'; SET lock_timeout = '1s'; \
      SET idle_in_transaction_session_timeout = '5s'; SET client_connection_check_interval = '5s'; \
      SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 3; SET tcp_keepalives_count = 3; \
@@ -86,7 +86,7 @@ impl Database {
         let (ports, count) = (self.config.get_ports().len(), hosts.max(addresses));
         let is_consistent = (hosts == 0 || addresses == 0 || hosts == addresses) && ports <= count;
         if count == 0 || !is_consistent {
-            // Says what is wrong.
+            // tokio-postgres returns an error that names the inconsistent parameters.
             return self.config.connect(self.connector.clone()).await;
         }
         let mut order: Vec<usize> = (0..count).collect();
@@ -162,7 +162,7 @@ async fn race<T>(mut attempts: VecDeque<Attempt<'_, T>>) -> Result<T, Error> {
         };
         match tokio::time::timeout(stagger, under_way.next()).await {
             Ok(Some(Ok(connection))) => return Ok(connection),
-            // An answer of a database says more than a broken connection.
+            // Keep an error that the database has sent: it says more than a network error.
             Ok(Some(Err(error))) if failure.as_ref().is_some_and(|known| known.as_db_error().is_some()) => {
                 drop(error);
             }

@@ -28,9 +28,9 @@ use tokio_postgres::{Client, Transaction};
 const NUMBERS_PER_MS: i64 = 1_000;
 /// If the database's clock was set back, numbers go on at the next multiple.
 const GAP: i64 = 1_000_000_000;
-/// Task numbers go on above the stored sequence by this, and by [`TASKS_PER_MS`] for each millisecond of the
-/// day. A number has its day in it, so it can be assigned again on the same day only, and 38 bits last for
-/// more than a thousand generations.
+/// A generation raises the task sequence by this, and by [`TASKS_PER_MS`] for each millisecond since midnight
+/// (UTC). A task number contains its day, so only numbers of the same day could collide. The 38 bits of the
+/// sequence last for more than a thousand generations.
 const TASK_GAP: i64 = 30_000_000;
 const TASKS_PER_MS: i64 = 2;
 const DAY_MS: i64 = 86_400_000;
@@ -49,8 +49,8 @@ impl DatabaseHistory {
         }
     }
 
-    /// Begins a generation if the database has another history than when a server last looked. Returns
-    /// whether it has another one than this server knew.
+    /// Compares the history of the database with the stored one, and begins a generation if they differ.
+    /// Returns `Other` if this server knew another history before.
     pub(super) async fn record(&self, client: &mut Client) -> Result<HistoryCheck, PgFault> {
         let (current, known) = (read(client).await?, self.known());
         if known.as_ref() == Some(&current) {
@@ -121,17 +121,18 @@ async fn begin(tx: &Transaction<'_>, stored: &str, current: &str) -> Result<i64,
                FROM event_counter, store_clock WHERE event_counter.id = 1 FOR UPDATE OF event_counter";
     let row = tx.query_one(sql, &[]).await?;
     let (last, now, shift): (i64, i64, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    // After all open tasks, also if the clock of another machine is behind: their ops may have been sent.
+    // Not before the newest open task, even if the clock of the new primary is behind: ops of tasks that
+    // were created up to `began_at` count as possibly sent.
     let began_at = (now + shift).max(row.try_get(3)?);
     let from = ((last / GAP + 1) * GAP).max(now * NUMBERS_PER_MS);
     tx.execute("UPDATE event_counter SET last = $1 WHERE id = 1", &[&from]).await?;
     let sql = "INSERT INTO generations (events_before, events_from, began_at) VALUES ($1, $2, $3)";
     tx.execute(sql, &[&last, &from, &began_at]).await?;
-    // Not undone by a rollback, which only skips numbers.
+    // A rollback does not undo `setval`; a failed attempt only skips numbers.
     let tasks = TASK_GAP + now % DAY_MS * TASKS_PER_MS;
     tx.execute("SELECT setval('task_sequence', nextval('task_sequence') + $1)", &[&tasks]).await?;
-    // A server of the lost time still has its number, and so have its sessions and its boot. A millisecond is
-    // shorter than the start of a server.
+    // A server that entered in the lost time may still use its server id and boot number, so new ones begin
+    // above them: at the milliseconds since 1970, because no server starts within a millisecond.
     for (table, column, above) in [
         ("audit", "id", now * NUMBERS_PER_MS),
         ("servers", "id", now),

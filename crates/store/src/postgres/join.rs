@@ -80,7 +80,8 @@ impl LineChange for Join {
         &self.joining.agent
     }
 
-    /// A join takes several statements, and others wait for the token meanwhile.
+    /// A weight, not a size: about 50 joins share a unit at most, because each takes several statements and
+    /// holds the lock of its token until the commit.
     fn bytes(&self) -> usize {
         line::BYTES / 50
     }
@@ -119,7 +120,7 @@ async fn enroll(
         subject: joining.agent.to_string(),
         ..NewAudit::default()
     };
-    // Before the token, as a change of the CA locks them.
+    // Lock order: the pins of the CA before the token, as in every unit that gives out a certificate (`ca`).
     ca::check_signing(tx, &joining.certificate).await?;
     let allowed = match tokens::lock(tx, token, now).await? {
         Ok(belonging) => {
@@ -149,7 +150,7 @@ async fn enroll(
     // Labels belong to the host, so the new agent inherits them.
     insert_new(tx, joining, &belonging, &labels, now).await?;
     audit.detail.push_str(&format!(", instead of {old}"));
-    tell_takeover(tx, joining, host, &old, &token.id, &audit).await?;
+    record_takeover(tx, joining, host, &old, &token.id, &audit).await?;
     Ok(Ok(JoinedAgent { host, retired: vec![old] }))
 }
 
@@ -212,9 +213,9 @@ fn permit(occupant: Option<&Occupant>, belonging: &Belonging, ip: IpAddr) -> Res
     }
 }
 
-/// Tells of an agent that has taken the place of another: in the audit trail, before the record of the join,
-/// and in an event, for whoever listens. The event comes last, because its number locks the counter.
-async fn tell_takeover(
+/// Records that an agent has replaced another one: in the audit trail, before the record of the join, and as
+/// an event. The event comes last, because its number locks the event counter until the commit.
+async fn record_takeover(
     tx: &Transaction<'_>,
     joining: &JoiningAgent,
     host: Host,

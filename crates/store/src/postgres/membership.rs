@@ -62,8 +62,8 @@ impl Drop for RenewTask {
     }
 }
 
-/// The ends of outages of the database. A connection from before such an end may be dead without a sign: its
-/// database was stopped, or its machine is not there any more, and another one has taken over.
+/// The end of the last outage of the database. A connection that was opened earlier may be half-open: its
+/// primary was stopped or its machine is gone, and a standby was promoted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outages(watch::Sender<Option<Instant>>);
 
@@ -77,8 +77,8 @@ impl Outages {
         self.0.borrow().is_some_and(|ended| time < ended)
     }
 
-    /// Returns some time after the end of the next outage, counted from this call and not from the first
-    /// poll.
+    /// Completes `time` after the end of the next outage. Subscribes in this call and not at the first poll
+    /// of the future, so an outage that ends in between counts.
     pub(super) fn wait_until_over_for(&self, time: Duration) -> impl Future<Output = ()> {
         let mut ends = self.0.subscribe();
         async move {
@@ -146,7 +146,7 @@ pub(super) async fn hold(tx: &Transaction<'_>, run: ServerId) -> Result<(), PgFa
 }
 
 impl Beats {
-    /// Keeps the row that [`enter`] has made up.
+    /// Starts the task whose heartbeats keep the row that [`enter`] has inserted in the state `up`.
     pub(super) fn keep(
         membership: Membership,
         history: DatabaseHistory,
@@ -239,7 +239,7 @@ struct BeatTask {
     takeover: Option<JoinHandle<()>>,
 }
 
-/// What is to be found out about lost changes of this server.
+/// Whether to check which changes of this server the database has lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LossCheck {
     NotDue,
@@ -286,8 +286,8 @@ impl BeatTask {
     async fn client(&mut self) -> Result<&Client, PgFault> {
         if self.client.as_ref().is_none_or(|client| client.is_closed()) {
             let mut client = self.database.connect().await?;
-            // Before the first beat: the pool waits for it, and the number of a server that enters depends on
-            // it.
+            // Recorded before the first beat: until then the pool refuses connections, and a server that
+            // enters could get an id that was assigned in the lost time.
             if self.history.record(&mut client).await? == HistoryCheck::Other {
                 self.loss_check = LossCheck::Due;
             }
@@ -300,7 +300,8 @@ impl BeatTask {
         let (run, load, mode) = (self.membership.run(), self.membership.load(), self.membership.wake_mode());
         self.client().await?;
         self.look_for_loss(run).await?;
-        // Not a newer one, which may lead to a database that went back.
+        // Not `client()`, which might reconnect: a new connection may lead to a database that went back in
+        // time after the check above.
         let client = self.client.as_deref().expect("it was just used");
         let sent_at = boot_now();
         // Beats have rows of their own: those of `servers` are locked by every change under way.
@@ -537,7 +538,7 @@ pub(super) async fn answered_within<T>(
     tokio::time::timeout(time, work).await.unwrap_or_else(|_| Err(silence()))
 }
 
-/// The changes that a beat has made.
+/// Whether the database came back with this beat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Changed {
     /// The database was away and answers again.

@@ -88,9 +88,9 @@ const TRIES: u32 = 4;
 
 /// How long a unit that began before the end of an outage may go on after that end.
 const GIVE_UP: Duration = Duration::from_secs(5);
-/// For the short statements at the start of a server. A standby that a commit waits for may be stopped.
+/// Time limit for registering this server at its start. The commit may hang at a synchronous standby.
 const ENTER: Duration = Duration::from_secs(10);
-/// A server that ends does not wait for the database for longer.
+/// Time limit for deregistering this server when it stops.
 const LEAVE: Duration = Duration::from_secs(2);
 
 /// The engine. Clones share one pool.
@@ -401,9 +401,9 @@ impl Inner {
         unless_given_up(outage, read).await
     }
 
-    /// Whether a read that failed can be repeated at once, and prepares that: its connection has ended or
-    /// leads to a standby, or its statements are out of date. The pool may not have noticed yet that the
-    /// database has closed connections that nobody used; all of those go.
+    /// Whether a failed read can be repeated at once: its connection was closed or leads to a standby, or its
+    /// prepared statements are stale. Drops all idle connections, which may be closed, too, or the cached
+    /// statements.
     fn can_read_again(&self, fault: &PgFault) -> bool {
         let has_ended =
             matches!(fault, PgFault::Sql(error) if error.is_closed()) || fault.repeat() == Repeat::Demoted;
@@ -466,8 +466,8 @@ impl Inner {
     }
 }
 
-/// Gives up after an outage if the connection has not answered since. The callers have been told that the
-/// database is away.
+/// Aborts `work` if its connection has not answered within [`GIVE_UP`] after an outage: the connection may be
+/// half-open. The callers were told when the outage began that the database is away.
 async fn unless_given_up<T>(
     outage: impl Future<Output = ()>,
     work: impl Future<Output = Result<T, PgFault>>,

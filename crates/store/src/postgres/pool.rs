@@ -3,7 +3,7 @@
 //! ```text
 //! get --> slot (one for each connection, first come, first served) --> idle connection, or a new one
 //!                                                                 \--the database has none left--> the slot
-//!         <------------------- another slot, when its connection is free -- is out of use for CLOSED
+//!         <------------------- another slot, when its connection is free -- is out of use for COOLDOWN
 //! ```
 //!
 //! A database without free connections is no reason to refuse a call: this server has connections, and each
@@ -41,8 +41,8 @@ const SETTINGS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '2s'; 
 
 /// How long a unit or a read waits for a connection.
 const WAIT: Duration = Duration::from_millis(1_500);
-/// How long a slot is out of use after the database had no connection left for it.
-const CLOSED: Duration = Duration::from_secs(1);
+/// Cool-down of a slot after PostgreSQL refused its connection (`too_many_connections`).
+const COOLDOWN: Duration = Duration::from_secs(1);
 
 /// Opening a connection, and checking one that was used before. Calls wait for a slot and not for the pool.
 const TIMEOUTS: Timeouts = Timeouts {
@@ -103,7 +103,7 @@ impl ConnectionPool {
                 Err(PoolError::Backend(error)) if error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS) => {
                     shortage = Some(chain(&error));
                     tokio::spawn(async move {
-                        sleep(CLOSED).await;
+                        sleep(COOLDOWN).await;
                         drop(slot);
                     });
                 }

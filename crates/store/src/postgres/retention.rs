@@ -40,7 +40,7 @@ impl PgStore {
                         tracing::info!(
                             table,
                             day,
-                            "a transaction has used old ops for long; they are dropped when it has ended"
+                            "cannot detach an old partition because a transaction still uses it; trying again at the next retention run"
                         );
                         return Ok(());
                     }

@@ -24,8 +24,8 @@ use std::time::Duration;
 const ALL_PAGES: i32 = -1;
 /// How long to wait for a lock of another process.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Follows the name of the store in that of a store that was moved away. A number comes next.
-const ASIDE: &str = ".before-restore-";
+/// Name suffix of a store that a restore has moved away, before a number: `server.db.before-restore-1`.
+const MOVED_AWAY: &str = ".before-restore-";
 
 /// Copies the store to a new file, also while a server runs. Returns its size.
 pub fn backup(store: &Path, to: &Path) -> Result<u64, StoreError> {
@@ -114,7 +114,7 @@ fn create_new(path: &Path) -> io::Result<()> {
 }
 
 fn free_name(store: &Path) -> PathBuf {
-    let mut names = (1_u64..).map(|number| beside(store, &format!("{ASIDE}{number}")));
+    let mut names = (1_u64..).map(|number| beside(store, &format!("{MOVED_AWAY}{number}")));
     let taken = |name: &PathBuf| ["", "-wal", "-shm"].iter().any(|ending| beside(name, ending).exists());
     names.find(|name| !taken(name)).expect("there are more numbers than files")
 }
@@ -122,7 +122,7 @@ fn free_name(store: &Path) -> PathBuf {
 /// How often a backup was restored here, by the names of the stores that were moved away.
 fn restores(store: &Path) -> i64 {
     let Some((folder, name)) = store.parent().zip(store.file_name()) else { return 0 };
-    let start = format!("{}{ASIDE}", name.to_string_lossy());
+    let start = format!("{}{MOVED_AWAY}", name.to_string_lossy());
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok()?;

@@ -49,7 +49,7 @@ impl SqliteStore {
             let retired = retire(db, host, now)?;
             insert(db, &joining, &belonging, now)?;
             if let Some(old) = retired.last() {
-                // Labels are said of the host, which is the same.
+                // Labels belong to the host, so the new agent inherits them.
                 let sql = "UPDATE agents SET labels = (SELECT labels FROM agents WHERE agent_id = ?) WHERE agent_id = ?";
                 db.prepare_cached(sql)?.execute([old.as_str(), joining.agent.as_str()])?;
             }
@@ -57,7 +57,7 @@ impl SqliteStore {
             audit.detail = format!("{host} with token {}, business {}", token.id, belonging.business);
             if !instead.is_empty() {
                 audit.detail.push_str(&format!(", instead of {}", instead.join(", ")));
-                tell_takeover(db, &joining, host, &retired, &token.id, now)?;
+                record_takeover(db, &joining, host, &retired, &token.id, now)?;
             }
             insert_audit(db, &audit)?;
             Ok(Ok(JoinedAgent { host, retired }))
@@ -111,7 +111,7 @@ pub(super) fn permit(
 
 /// Tells of an agent that has taken the place of others: in an event, for whoever listens, and in the audit
 /// trail.
-fn tell_takeover(
+fn record_takeover(
     db: &Connection,
     joining: &JoiningAgent,
     host: Host,
@@ -140,7 +140,8 @@ fn tell_takeover(
     insert_audit(db, &audit)
 }
 
-/// Retires the agents of a host. What they said about their procs goes with them: nobody would correct it.
+/// Retires the agents of a host, and deletes the procs, groups and certificates that are stored for them: no
+/// agent would update them any more.
 fn retire(db: &Connection, host: Host, now: i64) -> Result<Vec<AgentId>, QueryFault> {
     let sql = "UPDATE agents SET retired_at = ?1, changed_at = iif(connected, ?1, changed_at), connected = 0, present = 0 \
                WHERE cloud_id = ?2 AND ip = ?3 AND retired_at IS NULL RETURNING agent_id";

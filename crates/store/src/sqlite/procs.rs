@@ -175,8 +175,8 @@ impl<'a> ProcValues<'a> {
     }
 }
 
-/// Inserts those that are not stored yet, and for which the agent has room. Returns for how many it has none.
-/// Of two records of one proc the newer one stays.
+/// Inserts procs that are not stored yet, up to [`limits::PROCS`] for the agent. Returns how many exceeded
+/// that limit. Of two records of one proc the newer one stays.
 fn insert(db: &Connection, agent: &AgentId, procs: Vec<&ProcRecord>) -> Result<usize, QueryFault> {
     if procs.is_empty() {
         return Ok(0);
@@ -203,7 +203,7 @@ fn insert(db: &Connection, agent: &AgentId, procs: Vec<&ProcRecord>) -> Result<u
     Ok(excess)
 }
 
-/// Those with a large state for which the agent has no room left.
+/// The procs whose states would exceed [`limits::LARGE_STATES`], the agent's limit for all large states.
 fn oversized<'a>(
     db: &Connection,
     agent: &AgentId,

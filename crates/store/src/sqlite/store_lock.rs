@@ -13,8 +13,8 @@ pub struct StoreLock {
 }
 
 impl Drop for StoreLock {
-    /// A child that this process has forked has the file open until its `execve`, so closing it is not
-    /// enough.
+    /// Unlocks explicitly: a forked child shares the file description until its `execve`, so closing this
+    /// descriptor would not release the lock.
     fn drop(&mut self) {
         let _ = self.file.unlock();
     }

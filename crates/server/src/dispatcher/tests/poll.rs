@@ -1,5 +1,5 @@
-//! A server looks at the open tasks without having been told of them: the server that has changed them ended
-//! before its wake-up was sent, or the wake-up was lost. Two servers on one PostgreSQL database.
+//! Polling: a task, a cancellation or an outcome is found without its wake-up, which was lost, or was never
+//! sent because the server that stored the change died. Two servers on one PostgreSQL database.
 
 use super::takeover::{Waiting, waiting};
 use super::*;
@@ -29,7 +29,7 @@ async fn a_task_that_nobody_announced_is_found() {
     assert!(waiting.servers.work.unread.is_empty(), "it is read once");
 }
 
-/// A look behind a cursor would never see it.
+/// A poll that pages by a cursor (keyset pagination) would miss this task.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_with_a_lower_number_that_is_committed_later_is_found() {
     let mut waiting = waiting().await;
@@ -96,7 +96,7 @@ async fn ops_that_ended_elsewhere_are_forgotten_and_those_who_wait_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wake_up_brings_the_look_forward() {
+async fn a_wake_up_makes_the_next_poll_due_at_once() {
     let mut waiting = waiting().await;
     for wake in [Wake::Cancelled, Wake::Everything] {
         waiting.servers.work.cluster.poll_at = Some(waiting.servers.work.clock.now() + PATIENCE);
