@@ -25,7 +25,7 @@ pub use copy::copy;
 pub use error::{DriverError, StoreError};
 pub use membership::{
     DrainOutcome, Lease, LivingServer, Membership, MembershipView, ServerId, ServerIntro, ServerLoad,
-    ServerRecord, ServerState, StoreLoss, Wake, WakeMode,
+    ServerRecord, ServerState, ServerTerm, StoreLoss, Wake, WakeMode,
 };
 pub use postgres::{StoreUrl, UrlFault};
 pub use sqlite::{StoreLock, backup, lock, named, restore};

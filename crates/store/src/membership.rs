@@ -144,6 +144,14 @@ impl StoreLoss {
     }
 }
 
+/// A time in the life of a server: from its entry into the store, or the last time that the store went back,
+/// until the next. The store may not know a session that was stored in an earlier term.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerTerm {
+    pub run: ServerId,
+    pub losses: u64,
+}
+
 /// The servers of the store, as this one saw them last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MembershipView {
@@ -263,6 +271,11 @@ impl Membership {
 
     pub fn run(&self) -> ServerId {
         self.shared.view.borrow().run
+    }
+
+    pub fn term(&self) -> ServerTerm {
+        let view = self.shared.view.borrow();
+        ServerTerm { run: view.run, losses: view.loss.times }
     }
 
     pub fn view(&self) -> watch::Receiver<MembershipView> {

@@ -1,7 +1,7 @@
 //! The other servers of a shared store: what they have announced, what they took over, and who was declared
 //! dead. A server that is alone has none of this, and pays nothing for it.
 
-use super::sessions::{NewSession, Session};
+use super::sessions::{NewSession, Session, send_back};
 use super::table::reason_of;
 use super::{RETRY, Work};
 use crate::session_channel::CutReason;
@@ -10,8 +10,8 @@ use procfleet_core::dispatch::RESTART_GRACE;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::rebalance::{self, ServerShare};
 use procfleet_store::{
-    EndedBy, Lease, Membership, MembershipView, OpScope, OpenOpRow, ServerId, ServerLoad, Store, StoreError,
-    Wake, WakeMode,
+    EndedBy, Lease, Membership, MembershipView, OpScope, OpenOpRow, ServerId, ServerLoad, ServerTerm, Store,
+    StoreError, Wake, WakeMode,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(super) struct Cluster {
     /// `unheld`), or the table was cleared.
     reload: bool,
     /// The `StoreLoss::times` up to which the table has been reloaded.
-    losses: u64,
+    pub(super) losses: u64,
     /// Sessions whose ops are still to be read.
     pub(super) connecting: Vec<NewSession>,
     /// Agents whose session ended before their ops were read. This server decides about these ops
@@ -284,9 +284,9 @@ impl Work {
             self.presences.leave(&agent, self.clock.wall());
             session.sender.cut(CutReason::Fenced);
         }
-        self.cut_sessions_of_other_runs(run);
-        self.forget_table();
         self.cluster.run = run;
+        self.end_sessions_of_other_terms();
+        self.forget_table();
         self.cluster.had_unheld = false;
     }
 
@@ -330,11 +330,16 @@ impl Work {
         self.verdicts_from = self.clock.now() + RESTART_GRACE;
     }
 
-    /// A session that an earlier run has stored belongs to a dead server.
-    fn cut_sessions_of_other_runs(&mut self, run: ServerId) {
-        for session in self.cluster.connecting.extract_if(.., |session| session.run != run) {
+    /// A session that an earlier run has stored belongs to a dead server. One that was stored before the
+    /// database went back in time may be lost.
+    pub(super) fn end_sessions_of_other_terms(&mut self) {
+        let term = ServerTerm { run: self.cluster.run, losses: self.cluster.losses };
+        let other = self.cluster.connecting.extract_if(.., |session| session.term != term);
+        let (in_doubt, fenced): (Vec<_>, Vec<_>) = other.partition(|session| session.term.run == term.run);
+        for session in fenced {
             session.sender.cut(CutReason::Fenced);
         }
+        send_back(in_doubt.into_iter().map(|session| session.sender).collect());
     }
 
     /// Sends all agents to other servers: this one does not reach the store, and others do. Its ops stay in
@@ -361,7 +366,7 @@ impl Work {
     /// Reads the ops of agents that have connected. Their epochs are committed, so no server has decided
     /// about these ops in a way that this read does not see.
     async fn read_connecting(&mut self) {
-        self.cut_sessions_of_other_runs(self.cluster.run);
+        self.end_sessions_of_other_terms();
         let connecting = self.cluster.connecting.iter().map(|session| &session.agent);
         let agents: Vec<AgentId> = connecting.chain(&self.cluster.left).cloned().collect();
         if agents.is_empty() {

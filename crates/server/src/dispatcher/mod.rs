@@ -44,7 +44,7 @@ use procfleet_core::dispatch::RESTART_GRACE;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
 use procfleet_core::op::Outcome;
 use procfleet_program::Parts;
-use procfleet_store::{Finished, ServerId, Store, StoreError, Wake};
+use procfleet_store::{Finished, ServerTerm, Store, StoreError, Wake};
 use sessions::Session;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -84,7 +84,7 @@ pub enum DispatcherMessage {
     Connected {
         agent: AgentId,
         /// The run of this server that has stored the session, or an earlier one.
-        run: ServerId,
+        term: ServerTerm,
         epoch: Epoch,
         sender: SessionSender,
         /// Ops that are in the agent's journal.

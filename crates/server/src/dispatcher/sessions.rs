@@ -8,7 +8,7 @@ use procfleet_core::dispatch::{self, OpProgress};
 use procfleet_core::id::{AgentId, Epoch, OpId};
 use procfleet_core::rebalance;
 use procfleet_proto::link::{Cancel, Drain, Refused, server_message::Body};
-use procfleet_store::{EndedBy, ServerId};
+use procfleet_store::{EndedBy, ServerTerm};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -41,8 +41,8 @@ pub(super) struct Session {
 /// A session that the dispatcher is told of.
 pub(super) struct NewSession {
     pub(super) agent: AgentId,
-    /// The run of this server that has stored it.
-    pub(super) run: ServerId,
+    /// The term in which this server has stored it.
+    pub(super) term: ServerTerm,
     pub(super) epoch: Epoch,
     pub(super) sender: SessionSender,
     /// Ops that are in the agent's journal.
@@ -54,7 +54,7 @@ pub(super) struct NewSession {
 impl Work {
     /// Registers a session whose ops are in the table.
     pub(super) fn admit(&mut self, session: NewSession) {
-        let NewSession { agent, run: _, epoch, sender, taken, heard, capabilities } = session;
+        let NewSession { agent, term: _, epoch, sender, taken, heard, capabilities } = session;
         if self.connected(agent.clone(), epoch, sender, taken, capabilities) {
             self.presences.insert(agent, heard);
         }
@@ -197,9 +197,6 @@ impl Work {
     /// spread, to any server.
     pub(super) fn ask_to_reconnect(&mut self, agents: Vec<AgentId>) {
         let connecting = std::mem::take(&mut self.cluster.connecting);
-        let count = u32::try_from(agents.len() + connecting.len()).unwrap_or(u32::MAX);
-        let spread = SPREAD_EACH.saturating_mul(count).clamp(SPREAD.0, SPREAD_ELSEWHERE);
-        let drain = Drain { after_ms: 0, spread_ms: millis(spread), elsewhere: false };
         let mut senders: Vec<SessionSender> = connecting.into_iter().map(|session| session.sender).collect();
         for agent in agents {
             if let Some(session) = self.sessions.remove(&agent) {
@@ -207,11 +204,7 @@ impl Work {
                 senders.push(session.sender);
             }
         }
-        for sender in senders {
-            // Dropping the sender ends the connection after this message is written. An agent that does not
-            // read connects again, too.
-            let _ = sender.try_send(Body::Drain(drain.clone()));
-        }
+        send_back(senders);
     }
 
     /// Asks all agents to reconnect later, or to connect to another server, if there is one.
@@ -241,6 +234,18 @@ fn millis(duration: Duration) -> u64 {
 
 fn refusal(agent: &AgentId, reason: &str) -> Body {
     Body::Refused(Refused { reason: format!("agent {agent} {reason}") })
+}
+
+/// Ends sessions. Their agents connect again within a spread, to any server.
+pub(super) fn send_back(senders: Vec<SessionSender>) {
+    let count = u32::try_from(senders.len()).unwrap_or(u32::MAX);
+    let spread = SPREAD_EACH.saturating_mul(count).clamp(SPREAD.0, SPREAD_ELSEWHERE);
+    let drain = Drain { after_ms: 0, spread_ms: millis(spread), elsewhere: false };
+    for sender in senders {
+        // Dropping the sender ends the connection after this message is written. An agent that does not read
+        // connects again, too.
+        let _ = sender.try_send(Body::Drain(drain.clone()));
+    }
 }
 
 #[cfg(test)]

@@ -198,8 +198,10 @@ impl Work {
     /// When the next timer or retry is due.
     pub(super) fn wake_at(&self) -> Option<BootTime> {
         let timer = self.timers.first().map(|(moment, _)| *moment);
-        let held_back = (!self.cluster.holds()).then(|| self.clock.now() + RETRY);
-        let timer = if held_back.is_some() { held_back } else { timer };
+        // Timers and the poll have no effect until this server may decide again.
+        if !self.cluster.holds() {
+            return Some(self.clock.now() + RETRY);
+        }
         timer.into_iter().chain(self.retry_at).chain(self.cluster.poll_at).min()
     }
 

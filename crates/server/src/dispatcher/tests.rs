@@ -181,7 +181,7 @@ impl Fixture {
             .expect("connected");
         let (sender, orders, _) = SessionSender::for_session();
         let message = DispatcherMessage::Connected {
-            run: ServerId::default(),
+            term: ServerTerm::default(),
             agent: self.agent.clone(),
             epoch,
             sender,
@@ -375,7 +375,7 @@ async fn an_agent_that_reconnects_gets_a_cancel_for_its_ops_that_have_ended() {
     let agent = fixture.agent.clone();
     dispatcher
         .send(DispatcherMessage::Connected {
-            run: ServerId::default(),
+            term: ServerTerm::default(),
             agent,
             epoch,
             sender,
@@ -472,7 +472,7 @@ async fn an_agent_that_does_not_read_is_cut_and_gets_all_ops_after_it_reconnects
     let (sender, orders, cut) = SessionSender::for_session();
     while sender.try_send(Body::Ack(Ack::default())).is_ok() {}
     let message = DispatcherMessage::Connected {
-        run: ServerId::default(),
+        term: ServerTerm::default(),
         agent: fixture.agent.clone(),
         epoch,
         sender,
@@ -526,7 +526,7 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
     let (sender, _orders, cut) = SessionSender::for_session();
     let liar: AgentId = "020000000001".parse().expect("an agent id");
     let message = DispatcherMessage::Connected {
-        run: ServerId::default(),
+        term: ServerTerm::default(),
         agent: liar.clone(),
         epoch: Epoch(1),
         sender,
@@ -560,7 +560,7 @@ async fn a_change_of_single_fields_is_not_sent_to_an_agent_that_cannot() {
     let heard = LastHeard::at(0);
     dispatcher
         .send(DispatcherMessage::Connected {
-            run: ServerId::default(),
+            term: ServerTerm::default(),
             agent,
             epoch,
             sender,
@@ -591,7 +591,7 @@ async fn a_server_that_is_cut_off_sends_its_agents_away_and_decides_nothing_abou
         fixture.store.agent_connected(&fixture.agent, "0.1.0", "null", 0, Epoch(0)).await.expect("connected");
     let (sender, mut orders, cut) = SessionSender::for_session();
     let message = DispatcherMessage::Connected {
-        run: ServerId::default(),
+        term: ServerTerm::default(),
         agent: fixture.agent.clone(),
         epoch,
         sender,

@@ -105,8 +105,8 @@ impl Work {
                 self.cancelled(task);
             }
             DispatcherMessage::Woken(wake) => self.woken(wake),
-            DispatcherMessage::Connected { agent, run, epoch, sender, taken, heard, capabilities } => {
-                let session = NewSession { agent, run, epoch, sender, taken, heard, capabilities };
+            DispatcherMessage::Connected { agent, term, epoch, sender, taken, heard, capabilities } => {
+                let session = NewSession { agent, term, epoch, sender, taken, heard, capabilities };
                 match self.cluster.is_shared() {
                     // Its ops are read from the store first.
                     true => self.cluster.connecting.push(session),

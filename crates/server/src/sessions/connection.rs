@@ -22,7 +22,7 @@ use procfleet_program::panics;
 use procfleet_proto::link::{
     BadMessage, Hello, Refused, ServerList, Welcome, agent_message, decode_agent, server_message::Body,
 };
-use procfleet_store::ServerId;
+use procfleet_store::ServerTerm;
 use procfleet_store::clock::WallMs;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
@@ -113,15 +113,15 @@ pub(super) async fn run(
                 return;
             }
         };
-        // Before the session is stored: a later run may store it, which costs a reconnect.
-        let run = link.store.membership().run();
+        // Before the session is stored: it may be stored in a later term, which costs a reconnect.
+        let term = link.store.membership().term();
         let Some(epoch) = Box::pin(record_connected(&link, &agent, &hello)).await else { return };
         info!(from = %ip, version = %hello.version, epoch = epoch.0, "agent connected");
         let heard = LastHeard::at(link.clock.wall());
         let containment = hello.host.as_ref().map_or("", |facts| &facts.containment);
         let _counted = link.metrics.session(containment);
         let mut socket = SessionSocket { socket, buffer: WriteBuffer::Empty };
-        let session = open(&link, &agent, (run, epoch), hello, renew_in, &heard, &mut socket);
+        let session = open(&link, &agent, (term, epoch), hello, renew_in, &heard, &mut socket);
         // The dispatcher must learn of the end of the session, also after a panic.
         let end = panics::catch(session).await.unwrap_or_else(SessionEnd::Panicked);
         link.questions.gone(&agent, epoch);
@@ -296,7 +296,7 @@ async fn renew_only(link: &Link, agent: &AgentId, socket: &mut WebSocket) -> Ses
 async fn open(
     link: &Link,
     agent: &AgentId,
-    (run, epoch): (ServerId, Epoch),
+    (term, epoch): (ServerTerm, Epoch),
     hello: Hello,
     renew_in: Duration,
     heard: &LastHeard,
@@ -332,7 +332,7 @@ async fn open(
     link.questions.connected(agent, epoch, &outbox, question_capabilities);
     let connected = DispatcherMessage::Connected {
         agent: agent.clone(),
-        run,
+        term,
         epoch,
         sender: outbox,
         taken,

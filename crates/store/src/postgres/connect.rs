@@ -23,7 +23,7 @@ use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 use tokio::task::{AbortHandle, JoinHandle};
-use tokio_postgres::config::{Host, LoadBalanceHosts};
+use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{Client, Config, Connection, Error, Socket};
 
@@ -103,7 +103,8 @@ impl Database {
     async fn open_host(&self, config: Config) -> Result<Opened, Error> {
         let attempts = addresses(&config).await.into_iter().map(|address| -> Attempt<'_, Opened> {
             let mut config = config.clone();
-            config.hostaddr(address);
+            // The addresses may be those of a primary and its standbys, as several hosts are.
+            config.hostaddr(address).target_session_attrs(TargetSessionAttrs::ReadWrite);
             Box::pin(async move { config.connect(self.connector.clone()).await })
         });
         let attempts: VecDeque<_> = attempts.collect();

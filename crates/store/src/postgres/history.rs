@@ -50,11 +50,10 @@ impl DatabaseHistory {
     }
 
     /// Compares the history of the database with the stored one, and begins a generation if they differ.
-    /// Returns `Other` if this server knew another history before.
-    pub(super) async fn record(&self, client: &mut Client) -> Result<HistoryCheck, PgFault> {
+    pub(super) async fn record(&self, client: &mut Client) -> Result<RecordedHistory, PgFault> {
         let (current, known) = (read(client).await?, self.known());
         if known.as_ref() == Some(&current) {
-            return Ok(HistoryCheck::Known);
+            return Ok(RecordedHistory { history: current, check: HistoryCheck::Known });
         }
         let tx = client.transaction().await?;
         tx.batch_execute("SET LOCAL lock_timeout = '1s'").await?;
@@ -73,12 +72,18 @@ impl DatabaseHistory {
                  of a new range, and cursors of lost events are refused; see docs/operator/postgres.md"
             );
         }
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(current);
-        Ok(match known {
+        let check = match known {
             Some(_) => HistoryCheck::Other,
             // The server has just started.
             None => HistoryCheck::Known,
-        })
+        };
+        Ok(RecordedHistory { history: current, check })
+    }
+
+    /// From now on the pool uses connections with this history. Called when the loss is published, so that no
+    /// unit from before the loss gets such a connection.
+    pub(super) fn adopt(&self, history: String) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(history);
     }
 
     fn known(&self) -> Option<String> {
@@ -91,6 +96,13 @@ pub(super) enum HistoryCheck {
     Known,
     /// Not what the server knew. The beats record it with their next connection.
     Other,
+}
+
+/// A history that the database has stored.
+pub(super) struct RecordedHistory {
+    pub(super) history: String,
+    /// Whether this server knew it before.
+    pub(super) check: HistoryCheck,
 }
 
 /// Cluster, timeline and database. Any role may ask for them; a service that is only compatible with
@@ -128,7 +140,16 @@ async fn begin(tx: &Transaction<'_>, stored: &str, current: &str) -> Result<i64,
     tx.execute("UPDATE event_counter SET last = $1 WHERE id = 1", &[&from]).await?;
     let sql = "INSERT INTO generations (events_before, events_from, began_at) VALUES ($1, $2, $3)";
     tx.execute(sql, &[&last, &from, &began_at]).await?;
-    // A rollback does not undo `setval`; a failed attempt only skips numbers.
+    let detail = format!(
+        "the database failed over or was restored (cluster, timeline, database: {stored}, now {current}); \
+         events after {last} may be lost, and go on after {from}"
+    );
+    let NewAudit { at, app, action, detail, .. } =
+        NewAudit::of_server(now + shift, "store_restore", String::new(), detail);
+    let sql = "INSERT INTO audit (at, app, username, origin, action, subject, code, detail) \
+               VALUES ($1, $2, '', '', $3, '', 0, $4)";
+    tx.execute(sql, &[&at, &app, &action, &detail]).await?;
+    // Last, because a rollback does not undo `setval`: a failed attempt skips numbers.
     let tasks = TASK_GAP + now % DAY_MS * TASKS_PER_MS;
     tx.execute("SELECT setval('task_sequence', nextval('task_sequence') + $1)", &[&tasks]).await?;
     // A server that entered in the lost time may still use its server id and boot number, so new ones begin
@@ -143,14 +164,5 @@ async fn begin(tx: &Transaction<'_>, stored: &str, current: &str) -> Result<i64,
                    FROM (SELECT pg_get_serial_sequence($1, $2)::regclass AS sequence) AS named";
         tx.execute(sql, &[&table, &column, &above]).await?;
     }
-    let detail = format!(
-        "the database failed over or was restored (cluster, timeline, database: {stored}, now {current}); \
-         events after {last} may be lost, and go on after {from}"
-    );
-    let NewAudit { at, app, action, detail, .. } =
-        NewAudit::of_server(now + shift, "store_restore", String::new(), detail);
-    let sql = "INSERT INTO audit (at, app, username, origin, action, subject, code, detail) \
-               VALUES ($1, $2, '', '', $3, '', 0, $4)";
-    tx.execute(sql, &[&at, &app, &action, &detail]).await?;
     Ok(from)
 }

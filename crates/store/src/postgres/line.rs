@@ -198,7 +198,7 @@ async fn run<C: LineChange>(
 ) -> Result<Vec<ChangeReply<C>>, StoreError> {
     let unit = async {
         match C::ACCESS {
-            Access::Write => inner.repeat(group, C::carry_out).await,
+            Access::Write => inner.repeat(group, C::carry_out, inner.membership.term()).await,
             Access::Read => match inner.read_once(group, C::carry_out).await {
                 Err(fault) if inner.can_read_again(&fault) => inner.read_once(group, C::carry_out).await,
                 done => done,

@@ -19,7 +19,7 @@
 use super::columns::natural;
 use super::connect::{Database, OwnConnection};
 use super::fault::PgFault;
-use super::history::{DatabaseHistory, HistoryCheck};
+use super::history::{DatabaseHistory, HistoryCheck, RecordedHistory};
 use super::schema;
 use crate::StoreError;
 use crate::clock::boot_now;
@@ -32,12 +32,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 use tokio_postgres::{Client, GenericClient};
 
 const BEAT: Duration = Duration::from_millis(500);
 /// A database that needs longer for a beat is away. Opening a connection included.
 const PATIENCE: Duration = Duration::from_millis(1_200);
+
+/// For the begin of a generation, which is about 40 round trips.
+const RECORD: Duration = Duration::from_secs(10);
 
 /// For taking over from a silent server, and for a correction of the store's time.
 const TAKE_OVER: Duration = Duration::from_secs(10);
@@ -162,6 +165,8 @@ impl Beats {
             state: sender,
             outages,
             client: Some(beating),
+            opening: JoinSet::new(),
+            unadopted: None,
             confirmed: ConfirmedBeats::default(),
             loss_check: LossCheck::NotDue,
             peers: PeerBeats::default(),
@@ -230,6 +235,10 @@ struct BeatTask {
     state: watch::Sender<DatabaseState>,
     outages: Outages,
     client: Option<OwnConnection>,
+    /// The next `client`, while there is none.
+    opening: JoinSet<Result<(OwnConnection, RecordedHistory), PgFault>>,
+    /// The history of `client`, as long as the loss that it means is not published.
+    unadopted: Option<String>,
     confirmed: ConfirmedBeats,
     loss_check: LossCheck,
     peers: PeerBeats<ServerId>,
@@ -283,17 +292,30 @@ impl BeatTask {
         }
     }
 
+    /// A beat that is cut off leaves the opening of a connection under way for the next one: a generation may
+    /// take longer to begin than a beat may take.
     async fn client(&mut self) -> Result<&Client, PgFault> {
         if self.client.as_ref().is_none_or(|client| client.is_closed()) {
-            let mut client = self.database.connect().await?;
-            // Recorded before the first beat: until then the pool refuses connections, and a server that
-            // enters could get an id that was assigned in the lost time.
-            if self.history.record(&mut client).await? == HistoryCheck::Other {
+            if self.opening.is_empty() {
+                self.opening.spawn(open(self.database.clone(), self.history.clone()));
+            }
+            let opened = self.opening.join_next().await.expect("a task was just spawned");
+            let (client, recorded) =
+                opened.map_err(|error| StoreError::from_join("connecting to the database", &error))??;
+            if recorded.check == HistoryCheck::Other {
                 self.loss_check = LossCheck::Due;
+                self.unadopted = Some(recorded.history);
             }
             self.client = Some(client);
         }
         Ok(self.client.as_deref().expect("it was just made"))
+    }
+
+    /// The pool may use the database that went back, because all parts of the server can see the loss.
+    fn adopt(&mut self) {
+        if let Some(history) = self.unadopted.take() {
+            self.history.adopt(history);
+        }
     }
 
     async fn beat(&mut self) -> Result<Beat, PgFault> {
@@ -340,6 +362,7 @@ impl BeatTask {
         self.loss_check = match last {
             Some(_) => {
                 self.membership.publish(|view| view.loss = view.loss.again(safe_until));
+                self.adopt();
                 LossCheck::NotDue
             }
             None => LossCheck::AllLost,
@@ -349,7 +372,7 @@ impl BeatTask {
 
     /// Looks at the other servers and the leases.
     async fn look(&mut self, run: ServerId, drains: bool) -> Result<(), PgFault> {
-        let client = self.client().await?;
+        let client = self.client.as_deref().expect("it was just used");
         let servers = client
             .query(
                 "SELECT id, beat, advertise, agents, drains, (SELECT max(id) FROM servers) \
@@ -465,9 +488,22 @@ impl BeatTask {
         });
         if is_lost {
             self.loss_check = LossCheck::NotDue;
+            self.adopt();
         }
         Ok(())
     }
+}
+
+/// A connection for beats. The history is recorded before the first beat: until then the pool refuses
+/// connections, and a server that enters could get an id that was assigned in the lost time.
+async fn open(
+    database: Database,
+    history: DatabaseHistory,
+) -> Result<(OwnConnection, RecordedHistory), PgFault> {
+    let connecting = tokio::time::timeout(PATIENCE, database.connect());
+    let mut client = connecting.await.map_err(|_| PgFault::Connection(silence()))??;
+    let recorded = answered_within(RECORD, history.record(&mut client)).await?;
+    Ok((client, recorded))
 }
 
 fn clamped(count: u64) -> i64 {

@@ -58,7 +58,7 @@ mod users;
 mod wakeups;
 
 use crate::StoreError;
-use crate::membership::{Membership, MembershipView};
+use crate::membership::{Membership, MembershipView, ServerTerm};
 use certificates::PresentedCertificate;
 use conditions::{Value, numbered};
 use connect::Database;
@@ -134,7 +134,8 @@ impl PgStore {
             copy::record_use(&mut first, url.name()).await?;
             // Opened here: on a busy machine a new connection may take longer than a beat has.
             let mut beating = database.connect().await?;
-            history.record(&mut beating).await?;
+            let recorded = history.record(&mut beating).await?;
+            history.adopt(recorded.history);
             Ok((membership::enter(&*beating, &membership).await?, beating))
         };
         let (run, beating) = answered_within(ENTER, entered).await.map_err(|fault| fault.during(DOING))?;
@@ -262,9 +263,13 @@ impl PgStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
+        if let Some(reason) = self.inner.beats.away() {
+            return Err(PgFault::Connection(reason));
+        }
         let inner = Arc::clone(&self.inner);
+        let term = inner.membership.term();
         // A panic fails this unit alone: its transaction is rolled back when the task unwinds.
-        let unit = tokio::spawn(panics::contain(async move { inner.repeat(&arguments, work).await }));
+        let unit = tokio::spawn(panics::contain(async move { inner.repeat(&arguments, work, term).await }));
         tokio::select! {
             biased;
             done = unit => done.map_err(|error| StoreError::from_join(doing, &error))?,
@@ -423,10 +428,10 @@ impl Inner {
         self.outages.wait_until_over_for(GIVE_UP)
     }
 
-    async fn repeat<A, T>(&self, arguments: &A, work: UnitFn<A, T>) -> Result<T, PgFault> {
+    async fn repeat<A, T>(&self, arguments: &A, work: UnitFn<A, T>, term: ServerTerm) -> Result<T, PgFault> {
         let mut tries = 1;
         loop {
-            let fault = match self.once(arguments, work).await {
+            let fault = match self.once(arguments, work, term).await {
                 Ok(done) => return Ok(done),
                 Err(fault) => fault,
             };
@@ -452,9 +457,23 @@ impl Inner {
         }
     }
 
-    async fn once<A, T>(&self, arguments: &A, work: UnitFn<A, T>) -> Result<T, PgFault> {
+    /// `term`: when the unit was requested. A decision that was made before the database went back in time
+    /// may rest on sessions that the database has lost.
+    async fn once<A, T>(&self, arguments: &A, work: UnitFn<A, T>, term: ServerTerm) -> Result<T, PgFault> {
+        // A connection from before the outage would be kept until the outage is over.
+        if let Some(reason) = self.beats.away() {
+            return Err(PgFault::Connection(reason));
+        }
         let outage = self.outage();
         let mut connection = self.pool.get().await?;
+        let now = self.membership.term();
+        if now.run != term.run {
+            return Err(StoreError::Fenced.into());
+        }
+        if now != term {
+            let reason = "the database failed over or was restored a moment ago";
+            return Err(PgFault::Connection(reason.to_owned()));
+        }
         let unit = async {
             let transaction = connection.transaction().await?;
             membership::hold(&transaction, self.membership.run()).await?;

@@ -21,7 +21,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::error::SqlState;
 
 /// Connections of the pool. Each is one backend of the database; more than its cores gain little.
@@ -43,6 +43,10 @@ const SETTINGS: &str = "SET statement_timeout = '30s'; SET lock_timeout = '2s'; 
 const WAIT: Duration = Duration::from_millis(1_500);
 /// Cool-down of a slot after PostgreSQL refused its connection (`too_many_connections`).
 const COOLDOWN: Duration = Duration::from_secs(1);
+
+/// Time limit for a connection of the pool, whether it is opened or checked. A database that hangs between the
+/// login and the first statement must not keep a slot: the pool limits only the login.
+const OPEN: Duration = Duration::from_secs(3);
 
 /// Opening a connection, and checking one that was used before. Calls wait for a slot and not for the pool.
 const TIMEOUTS: Timeouts = Timeouts {
@@ -98,7 +102,13 @@ impl ConnectionPool {
                 return Err(self.nothing_free(shortage));
             };
             let slot = slot.map_err(|_| PgFault::Known(StoreError::Closed))?;
-            match self.pool.get().await {
+            let Ok(opened) = timeout(OPEN, self.pool.get()).await else {
+                let time = OPEN.as_secs();
+                return Err(PgFault::Connection(format!(
+                    "no usable connection to the database within {time} s"
+                )));
+            };
+            match opened {
                 Ok(connection) => return Ok(PooledConnection { connection, _slot: slot }),
                 Err(PoolError::Backend(error)) if error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS) => {
                     shortage = Some(chain(&error));
@@ -154,5 +164,38 @@ impl Deref for PooledConnection {
 impl DerefMut for PooledConnection {
     fn deref_mut(&mut self) -> &mut Object {
         &mut self.connection
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    /// A database that accepts every login and then says nothing.
+    async fn silent_after_login() -> Database {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        tokio::spawn(async move {
+            let mut clients = Vec::new();
+            while let Ok((mut client, _)) = listener.accept().await {
+                let _ = client.read(&mut [0; 1024]).await;
+                // AuthenticationOk and ReadyForQuery.
+                let _ = client.write_all(b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I").await;
+                clients.push(client);
+            }
+        });
+        Database::of(&format!("postgres://me@127.0.0.1:{port}/fleet").parse().expect("a url"))
+            .expect("usable")
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_says_nothing_after_its_login_keeps_no_slot() {
+        let pool =
+            ConnectionPool::new(&silent_after_login().await, Outages::default(), DatabaseHistory::default());
+        let got = timeout(Duration::from_secs(60), pool.get()).await.expect("an answer");
+        assert!(matches!(got, Err(PgFault::Connection(_))), "there is no usable connection");
+        assert_eq!(pool.slots.available_permits(), CONNECTIONS);
     }
 }

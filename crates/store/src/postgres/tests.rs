@@ -142,3 +142,27 @@ async fn changes_are_durable_whatever_the_default_of_the_database_is() {
         assert_eq!(shown, [used], "{default}");
     }
 }
+
+/// A decision that was made before the database went back in time may rest on sessions that are lost.
+#[tokio::test]
+async fn a_unit_that_was_requested_before_a_loss_is_refused_after_it() {
+    let url = tokio::task::spawn_blocking(|| Cluster::shared().database()).await.expect("a database");
+    let store = PgStore::open(&url.parse().expect("a url")).await.expect("it opens");
+    let mut busy = Vec::new();
+    for _ in 0..pool::CONNECTIONS {
+        busy.push(store.inner.pool.get().await.expect("a connection"));
+    }
+    let unit = store.write("deciding", (), |tx, ()| {
+        Box::pin(async move {
+            tx.execute("INSERT INTO users (name, created_at) VALUES ('late', 1)", &[]).await?;
+            Ok(())
+        })
+    });
+    let (done, ()) = tokio::join!(unit, async {
+        tokio::task::yield_now().await;
+        store.membership().publish(|view| view.loss = view.loss.again(procfleet_core::BootTime(0)));
+        drop(busy);
+    });
+    assert!(matches!(done, Err(StoreError::Away { .. })), "{done:?}");
+    assert_eq!(users(&store).await, Vec::<String>::new());
+}

@@ -17,9 +17,9 @@ async fn open_ops_are_sent_again_and_agents_whose_reports_may_be_lost_connect_ag
         ("its session began since", false, false, true),
     ] {
         let mut waiting = waiting().await;
-        let (run, heard) = (waiting.servers.one.membership().run(), LastHeard::at(0));
+        let (term, heard) = (waiting.servers.one.membership().term(), LastHeard::at(0));
         let epoch = waiting.connect_to(&waiting.servers.one).await;
-        let mut orders = waiting.announce(run, epoch, heard.clone());
+        let mut orders = waiting.announce(term, epoch, heard.clone());
         let op = waiting.op;
         waiting.servers.work.follow_cluster().await;
         waiting.servers.work.settle().await;

@@ -47,7 +47,7 @@ async fn a_task_with_a_lower_number_that_is_committed_later_is_found() {
 async fn ops_are_sent_in_the_order_of_acceptance_whichever_servers_have_accepted_them() {
     let mut waiting = waiting().await;
     let epoch = waiting.connect_to(&waiting.servers.one).await;
-    let mut receiver = waiting.announce(waiting.servers.one.membership().run(), epoch, LastHeard::at(0));
+    let mut receiver = waiting.announce(waiting.servers.one.membership().term(), epoch, LastHeard::at(0));
     waiting.servers.work.follow_cluster().await;
     waiting.servers.work.settle().await;
     assert_eq!(next_op(&mut receiver).await, waiting.op);

@@ -64,7 +64,7 @@ impl TwoServers {
         let (sender, receiver, _) = SessionSender::for_session();
         let session = NewSession {
             agent: agent(number),
-            run: self.one.membership().run(),
+            term: self.one.membership().term(),
             epoch: Epoch(1),
             sender,
             taken: Vec::new(),

@@ -41,19 +41,19 @@ impl Waiting {
     /// The agent connects to the first server.
     async fn connect(&mut self) -> Epoch {
         let epoch = self.connect_to(&self.servers.one).await;
-        self.announce(self.servers.one.membership().run(), epoch, LastHeard::at(0));
+        self.announce(self.servers.one.membership().term(), epoch, LastHeard::at(0));
         self.servers.work.follow_cluster().await;
         assert!(self.servers.work.sessions.contains_key(&self.fixture.agent));
         epoch
     }
 
     /// Tells the dispatcher of a session.
-    pub(super) fn announce(&mut self, run: ServerId, epoch: Epoch, heard: LastHeard) -> SessionReceiver {
+    pub(super) fn announce(&mut self, term: ServerTerm, epoch: Epoch, heard: LastHeard) -> SessionReceiver {
         let (sender, receiver, _) = SessionSender::for_session();
         let agent = self.fixture.agent.clone();
         let (taken, capabilities) = (Vec::new(), ALL_CAPABILITIES);
         let connected =
-            DispatcherMessage::Connected { agent, run, epoch, sender, taken, heard, capabilities };
+            DispatcherMessage::Connected { agent, term, epoch, sender, taken, heard, capabilities };
         self.servers.work.take(connected);
         receiver
     }
@@ -110,12 +110,12 @@ async fn an_agent_that_comes_back_may_have_got_its_ops_elsewhere_only_if_it_was_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ops_of_an_agent_that_left_before_they_were_read_are_read() {
     let mut waiting = waiting().await;
-    let run = waiting.servers.one.membership().run();
+    let term = waiting.servers.one.membership().term();
     for is_announced in [true, false] {
         let epoch = waiting.connect_to(&waiting.servers.one).await;
         let op = waiting.accept_known().await;
         if is_announced {
-            waiting.announce(run, epoch, LastHeard::at(0));
+            waiting.announce(term, epoch, LastHeard::at(0));
         }
         waiting.servers.work.take(DispatcherMessage::Gone { agent: waiting.fixture.agent.clone(), epoch });
         waiting.servers.work.follow_cluster().await;
@@ -125,12 +125,22 @@ async fn ops_of_an_agent_that_left_before_they_were_read_are_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_of_an_earlier_run_is_not_admitted() {
+async fn a_session_of_an_earlier_term_is_not_admitted() {
     let mut waiting = waiting().await;
-    let epoch = waiting.connect_to(&waiting.servers.one).await;
-    waiting.announce(ServerId(0), epoch, LastHeard::at(0));
-    waiting.servers.work.follow_cluster().await;
-    assert!(!waiting.servers.work.sessions.contains_key(&waiting.fixture.agent));
+    let term = waiting.servers.one.membership().term();
+    let earlier_run = ServerTerm { run: ServerId(0), ..term };
+    // Its session may be lost, so the agent connects again.
+    let before_a_loss = term;
+    for (term, is_sent_back) in [(earlier_run, false), (before_a_loss, true)] {
+        let epoch = waiting.connect_to(&waiting.servers.one).await;
+        if is_sent_back {
+            waiting.servers.work.cluster.losses += 1;
+        }
+        let mut orders = waiting.announce(term, epoch, LastHeard::at(0));
+        waiting.servers.work.end_sessions_of_other_terms();
+        assert_eq!(matches!(orders.try_recv(), Some(Body::Drain(_))), is_sent_back, "{term:?}");
+        assert!(waiting.servers.work.cluster.connecting.is_empty());
+    }
 }
 
 /// It came and went between two looks of the dispatcher.
@@ -200,7 +210,7 @@ async fn a_decision_that_is_not_written_is_dropped_when_the_agent_connects() {
     let (sender, mut orders, _cut) = SessionSender::for_session();
     work.take(DispatcherMessage::Connected {
         agent: fixture.agent.clone(),
-        run: ServerId::default(),
+        term: ServerTerm::default(),
         epoch: epoch.expect("connected"),
         sender,
         taken: Vec::new(),
