@@ -6,7 +6,7 @@ use crate::history::{self, REFUSED};
 use crate::overtake;
 use crate::preload::{HOUR, WallClock, failing_sync};
 use crate::table::Row;
-use crate::world::{AGENT, SERVER, Side, World, folder};
+use crate::world::{AGENT, LONG_OP_TIMEOUT, SERVER, Side, World, folder};
 use crate::{Job, Part};
 use procfleet_failpoint::Point;
 use procfleet_testkit::{Disk, Op, PATIENCE, Proc, Signal, Way, ask_again, kill, programs, wait_until};
@@ -323,7 +323,8 @@ fn clock(name: &str, side: Side, off: i64) -> Row {
     let folder = folder();
     let clock = WallClock::new(folder.path(), "clock");
     let (server, agent) = (folder.path().join("server"), folder.path().join("agent"));
-    let world = World::start_in(folder, server, vec![agent], Vec::new());
+    let mut world = World::start_in(folder, server, vec![agent], Vec::new());
+    world.op_timeout = LONG_OP_TIMEOUT;
     let mut row = play(name, world, |world| {
         world.kill(side);
         clock.set(off);
@@ -354,6 +355,7 @@ fn server_clock_is_set(name: &str) -> Row {
     let agents = ["here", "away"].map(|name| folder.path().join(name)).to_vec();
     let mut world = World::start_in(folder, server, agents, clock.environment());
     world.clock_jumped = true;
+    world.op_timeout = LONG_OP_TIMEOUT;
     let away = Side::Agent(1);
     world.kill(away);
     let workload = world.workload_on(&world.addresses()[..1]);

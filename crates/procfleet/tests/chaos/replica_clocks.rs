@@ -6,7 +6,7 @@ use crate::faults::{ABSENCE, NO_AGENT, TIMEOUT};
 use crate::history::{self, Sent};
 use crate::preload::{HOUR, WallClock};
 use crate::table::Row;
-use crate::world::{AGENTS, Side, World, folder};
+use crate::world::{AGENTS, LONG_OP_TIMEOUT, Side, World, folder};
 use crate::{Job, Part};
 use procfleet_testkit::{Cluster, PATIENCE, Proc, ask_again, programs, wait_until};
 use std::fs;
@@ -19,8 +19,6 @@ const SERVERS: [i64; 3] = [-HOUR, 0, HOUR];
 /// Seconds that the database's clock is ahead, one after the other.
 static STEPS: [i64; 4] = [HOUR, 0, -HOUR, 0];
 const QUICK_STEPS: usize = 2;
-/// Much longer than a loaded machine needs to notice a jump, and much shorter than an hour.
-const OP_TIMEOUT: u64 = 600;
 /// The store's time may be off by this many milliseconds: a smaller deviation counts as drift.
 const DRIFT: i64 = 2_000;
 const BEFORE: usize = 6;
@@ -48,6 +46,7 @@ fn play(steps: &[i64]) -> Row {
     let clock = WallClock::new(clocks.path(), "database");
     let cluster = Cluster::own_with(&[], &clock.environment());
     let mut world = World::on_database(SharedDatabase::of_own(cluster), environments, AGENTS);
+    world.op_timeout = LONG_OP_TIMEOUT;
     let mut trouble = Vec::from_iter(wrong_clocks(&mut world));
     let addresses = world.addresses();
     let (present, away) = addresses.split_at(AGENTS - 1);
@@ -95,7 +94,7 @@ struct OpenOps {
 impl OpenOps {
     fn send(world: &World, number: usize, present: &[String], away: &[String]) -> OpenOps {
         let (word, gate) = (format!("long.{number}"), format!("gate-{number}"));
-        let proc = world.proc(&format!("long-{number}")).policy("op_timeout", OP_TIMEOUT);
+        let proc = world.proc(&format!("long-{number}"));
         let long = history::send(&world.any, &proc, present, &word, &format!("; {}", programs::gate(&gate)));
         let has_begun = || proc.read("log").lines().any(|line| line.split(' ').next() == Some(word.as_str()));
         wait_until(PATIENCE, "the op has begun", has_begun);

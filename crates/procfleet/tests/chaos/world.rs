@@ -92,6 +92,10 @@ impl Replica {
     }
 }
 
+/// Longer than ops wait for one another on a loaded machine, and much shorter than the jump of a clock. A jump
+/// that shortens a deadline shows as a timeout.
+pub(crate) const LONG_OP_TIMEOUT: u64 = 600;
+
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) servers: Vec<Replica>,
@@ -107,6 +111,8 @@ pub(crate) struct World {
     pub(crate) others: usize,
     /// Whether the server's wall clock went wrong, so that it cannot tell what was late.
     pub(crate) clock_jumped: bool,
+    /// Of all procs, in seconds. Games with clocks that jump set [`LONG_OP_TIMEOUT`].
+    pub(crate) op_timeout: u64,
     logs: Vec<String>,
     // Last, so that it outlives the programs.
     folder: TempDir,
@@ -176,6 +182,7 @@ impl World {
             namespace: format!("chaos-{}-{serial}", std::process::id()),
             others: 0,
             clock_jumped: false,
+            op_timeout: 60,
             logs: Vec::new(),
             folder,
         };
@@ -375,14 +382,18 @@ impl World {
     /// A proc of the first host.
     pub(crate) fn proc(&self, name: &str) -> Proc {
         let folder = self.folder.path().join("procs");
-        Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(&self.hosts[0].ip)
+        Proc::new(self.client.clone(), &self.namespace, name, folder)
+            .on_host(&self.hosts[0].ip)
+            .policy("op_timeout", self.op_timeout)
     }
 
     /// As [`World::proc`], with a folder of its own.
     pub(crate) fn own_proc(&self, name: &str) -> Proc {
         let folder = self.folder.path().join(name);
         std::fs::create_dir_all(&folder).expect("our own folder");
-        Proc::new(self.client.clone(), &self.namespace, name, folder).on_host(&self.hosts[0].ip)
+        Proc::new(self.client.clone(), &self.namespace, name, folder)
+            .on_host(&self.hosts[0].ip)
+            .policy("op_timeout", self.op_timeout)
     }
 
     /// An op on all hosts, beside the workload.
