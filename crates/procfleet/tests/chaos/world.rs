@@ -92,8 +92,8 @@ impl Replica {
     }
 }
 
-/// Longer than ops wait for one another on a loaded machine, and much shorter than the jump of a clock. A jump
-/// that shortens a deadline shows as a timeout.
+/// Longer than ops wait for one another on a loaded machine, and much shorter than the jump of a clock. A
+/// jump that shortens a deadline shows as a timeout.
 pub(crate) const LONG_OP_TIMEOUT: u64 = 600;
 
 #[derive(Debug)]

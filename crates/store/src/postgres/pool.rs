@@ -44,8 +44,8 @@ const WAIT: Duration = Duration::from_millis(1_500);
 /// Cool-down of a slot after PostgreSQL refused its connection (`too_many_connections`).
 const COOLDOWN: Duration = Duration::from_secs(1);
 
-/// Time limit for a connection of the pool, whether it is opened or checked. A database that hangs between the
-/// login and the first statement must not keep a slot: the pool limits only the login.
+/// Time limit for a connection of the pool, whether it is opened or checked. A database that hangs between
+/// the login and the first statement must not keep a slot: the pool limits only the login.
 const OPEN: Duration = Duration::from_secs(3);
 
 /// Opening a connection, and checking one that was used before. Calls wait for a slot and not for the pool.

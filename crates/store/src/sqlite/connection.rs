@@ -45,6 +45,10 @@ pub(super) fn connect(path: &Path, access: OpenFlags) -> rusqlite::Result<Connec
         connection.pragma_update(None, "cache_spill", 8_192)?;
         // The log is truncated to this size after a burst.
         connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
+    } else {
+        // In KiB. The kernel caches the file; with the default of 2 MiB, each reader keeps a copy of the same
+        // pages, and the server's memory grows for hours until all copies are full.
+        connection.pragma_update(None, "cache_size", -512)?;
     }
     Ok(connection)
 }
