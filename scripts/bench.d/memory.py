@@ -87,7 +87,10 @@ def connections(bench, options):
             # The link has this many handshake slots.
             many = min(count, 500) if port == "link" else count
             held, kib = one_life(bench, flags, port, life, many)
-            bench.say(f"{held} idle connections, {title}: KiB each", f"{kib:.1f}")
+            if held:
+                bench.say(f"{held} idle connections, {title}: KiB each", f"{kib:.1f}")
+            else:
+                bench.say(f"{many} idle connections, {title}", "all closed by the server")
 
 
 def one_life(bench, flags, port, life, count):
