@@ -65,7 +65,7 @@ pub enum Clocked {
     Adopted(i64),
 }
 
-/// What a server does about jumps.
+/// Whether a server corrects a jump of the store's clock or follows the correction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClockRole {
     /// Changes the store's shift, which no other server does.

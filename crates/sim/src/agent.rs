@@ -46,7 +46,7 @@ pub(crate) struct FleetShared {
     pub(crate) held: watch::Sender<Held>,
 }
 
-/// What the agents of a fleet do not do for a while.
+/// Actions that the agents of a fleet suspend for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     Nothing,

@@ -45,7 +45,7 @@ pub(crate) trait Inspector: std::fmt::Debug + Send + Sync {
     fn inspect(&self, piece: &mut [u8]) -> Passage;
 }
 
-/// What happens to a piece that a client sends.
+/// How the proxy treats a piece of data that a client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passage {
     Pass,

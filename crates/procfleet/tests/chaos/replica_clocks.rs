@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const NAME: &str = "servers an hour apart, and the database's clock is set";
 const SUCCESS: u64 = 0;
 const METRIC: &str = "procfleet_store_clock_jumps_total";
-/// What the server that corrects the store's time says.
+/// Log line of the server that corrects the store's time.
 const JUMPED: &str = "the database's clock has jumped; the store's time goes on as before";
 
 pub(crate) fn jobs(quick: bool) -> Vec<Job> {

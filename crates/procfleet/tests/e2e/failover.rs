@@ -156,7 +156,7 @@ fn servers_go_on_after_a_failover_that_loses_the_last_changes() {
             assert!(is_running(pid), "{}", proc.name);
         }
     }
-    // What a lost task has begun goes on.
+    // A command that a lost task has started goes on.
     under_way.open_gate(programs::GATE);
     under_way.row_when(PATIENCE, "running");
     // A start, a restart by the lost task, and one after a death; everything else once.

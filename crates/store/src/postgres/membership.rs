@@ -543,7 +543,7 @@ async fn take_over(database: Database, run: ServerId, silent: Vec<(ServerId, u64
 #[derive(Clone, Copy, Debug)]
 struct ClockJump {
     by_ms: i64,
-    /// What is added to a boot time to get the store's time, as if there were no jump.
+    /// Offset that is added to a boot time to get the store's time, as if there were no jump.
     offset: i64,
 }
 

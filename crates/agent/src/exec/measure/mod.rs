@@ -1,4 +1,4 @@
-//! What processes use: CPU, memory and open files.
+//! Measures the CPU, memory and open files that processes use.
 //!
 //! - `inspect`: one process, as people see it;
 //! - `usage`: a process and its tree, for all procs with one scan.
