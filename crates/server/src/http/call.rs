@@ -22,9 +22,13 @@ use procfleet_proto::http::native::{Envelope, PageEnvelope};
 use procfleet_proto::link::token::hex;
 use serde::Serialize;
 use serde_json::Value;
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tokio::time::Instant;
 use tracing::debug;
+
+/// Up to this size an answer is serialized where the call is served.
+const SMALL_ANSWER: usize = 16 << 10;
 
 /// The input of a use case.
 pub(super) struct Call {
@@ -130,31 +134,10 @@ where
     match answer {
         Ok(Reply { data, warnings, page }) => {
             metrics.call(api, Code::Success.external());
-            // Serializing a large answer takes time, so it runs on a blocking thread and does not delay other
-            // calls.
-            let unwritten = request_id.clone();
-            let write = move || {
-                let message = match family {
-                    CallFamily::Gse => format!("success{warnings}"),
-                    CallFamily::Job => warnings.to_string().trim_start_matches("; ").to_owned(),
-                };
-                let code = Code::Success.external();
-                match page {
-                    None => envelope(family, code, message, Some(data), None, request_id),
-                    Some(PageEnd { next, total }) => serde_json::to_vec(&PageEnvelope {
-                        result: true,
-                        code,
-                        message,
-                        data: Some(data),
-                        next,
-                        total,
-                        request_id,
-                    }),
-                }
-            };
-            match panics::block_for_request(write).await {
-                Ok(Ok(text)) => json(StatusCode::OK, text),
-                Ok(Err(_)) | Err(_) => refused(family, &CallError::Internal, unwritten),
+            let success = Success { family, data, warnings, page, request_id: request_id.clone() };
+            match success.text().await {
+                Some(text) => json(StatusCode::OK, text),
+                None => refused(family, &CallError::Internal, request_id),
             }
         }
         Err(error) => {
@@ -164,6 +147,71 @@ where
             metrics.call(api, answer.1);
             refusal(family, &error, answer, request_id)
         }
+    }
+}
+
+/// An answer that is not serialized yet.
+struct Success<T> {
+    family: CallFamily,
+    data: T,
+    warnings: Warnings,
+    page: Option<PageEnd>,
+    request_id: String,
+}
+
+impl<T: Serialize + Send + 'static> Success<T> {
+    /// `None`: serializing failed or panicked.
+    async fn text(self) -> Option<Vec<u8>> {
+        // Serializing a large answer takes time, so it runs on a blocking thread and does not delay other
+        // calls. A small one takes less time than the change of threads.
+        let small = panics::catch_in(|| {
+            let mut text = AtMost(Vec::new());
+            self.write(&mut text).ok().map(|()| text.0)
+        });
+        match small {
+            Ok(Some(text)) => Some(text),
+            Ok(None) => panics::block_for_request(move || {
+                let mut text = Vec::new();
+                self.write(&mut text).ok().map(|()| text)
+            })
+            .await
+            .unwrap_or_default(),
+            Err(panics::Caught) => None,
+        }
+    }
+
+    fn write(&self, into: impl Write) -> serde_json::Result<()> {
+        let Success { family, data, warnings, page, request_id } = self;
+        let message = match family {
+            CallFamily::Gse => format!("success{warnings}"),
+            CallFamily::Job => warnings.to_string().trim_start_matches("; ").to_owned(),
+        };
+        let (code, data, request_id) = (Code::Success.external(), Some(data), request_id.clone());
+        match page {
+            None => envelope(into, *family, code, message, data, None, request_id),
+            Some(PageEnd { next, total }) => {
+                let (next, total) = (next.clone(), *total);
+                let page = PageEnvelope { result: true, code, message, data, next, total, request_id };
+                serde_json::to_writer(into, &page)
+            }
+        }
+    }
+}
+
+/// Refuses what would make the text longer than [`SMALL_ANSWER`].
+struct AtMost(Vec<u8>);
+
+impl Write for AtMost {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > SMALL_ANSWER {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -252,28 +300,32 @@ fn refusal(
     (status, code, message): (StatusCode, u32, String),
     request_id: String,
 ) -> Response {
-    let text = envelope::<Value>(family, code, message, None, error.permission(), request_id);
-    let mut response = json(status, text.unwrap_or_default());
+    let mut text = Vec::new();
+    // Writing to memory does not fail.
+    let _ = envelope::<Value>(&mut text, family, code, message, None, error.permission(), request_id);
+    let mut response = json(status, text);
     if let Some(after) = error.retry_after() {
         response.headers_mut().insert(header::RETRY_AFTER, after.as_secs().into());
     }
     response
 }
 
-/// The JSON text of a reply; the code says whether the call succeeded.
+/// Writes the JSON text of a reply; the code says whether the call succeeded.
 fn envelope<T: Serialize>(
+    into: impl Write,
     family: CallFamily,
     code: u32,
     message: String,
     data: Option<T>,
     permission: Option<Permission>,
     request_id: String,
-) -> serde_json::Result<Vec<u8>> {
+) -> serde_json::Result<()> {
     let result = code == Code::Success.external();
     match family {
-        CallFamily::Gse => serde_json::to_vec(&Envelope { result, code, message, data, request_id }),
+        CallFamily::Gse => serde_json::to_writer(into, &Envelope { result, code, message, data, request_id }),
         CallFamily::Job => {
-            serde_json::to_vec(&job::JobEnvelope { result, code, message, data, permission, request_id })
+            let reply = job::JobEnvelope { result, code, message, data, permission, request_id };
+            serde_json::to_writer(into, &reply)
         }
     }
 }
