@@ -8,6 +8,7 @@ use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::id::Epoch;
 use crate::op::{OpKind, Outcome};
+use std::fmt::Display;
 use std::time::Duration;
 
 /// How long an op may wait on its agent for other ops to end, beyond its own time.
@@ -58,7 +59,7 @@ pub enum Decision {
     End(Outcome),
 }
 
-pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: &str) -> Decision {
+pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: impl Display) -> Decision {
     // An op without an agent ends at once, with its own reason, even after the deadline.
     if presence != Presence::Unknown && now >= op.deadline {
         let message = match op.progress {
@@ -116,7 +117,7 @@ pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: &str) -> D
 
 /// The outcome of an op that changes single fields of a stored spec, for an agent of a version that would
 /// replace the whole spec.
-pub fn cannot_change(op: &OpenOp, target: &str) -> Outcome {
+pub fn cannot_change(op: &OpenOp, target: impl Display) -> Outcome {
     let message = format!(
         "the agent of {target} is of a version that cannot change single fields of a spec; {} was not begun: upgrade \
          the agent, or send the whole spec",
@@ -127,7 +128,7 @@ pub fn cannot_change(op: &OpenOp, target: &str) -> Outcome {
 
 /// How an op ends whose app is limited to OS accounts, on an agent of a version that cannot check them.
 /// `None`: it was sent to an earlier session, and is waited for.
-pub fn unchecked(op: &OpenOp, target: &str) -> Option<Outcome> {
+pub fn unchecked(op: &OpenOp, target: impl Display) -> Option<Outcome> {
     (op.progress == OpProgress::Waiting).then(|| {
         let message = format!(
             "the app is limited to some OS accounts, and the agent of {target} is of a version that cannot check them; upgrade the \
@@ -168,7 +169,7 @@ pub fn cancel(
     op: &OpenOp,
     presence: Presence,
     cancelling: Cancelling,
-    target: &str,
+    target: impl Display,
 ) -> CancelStep {
     let end = |message: String| CancelStep::End(Outcome::without_agent(Code::Cancelled, message, op.kind));
     let verb = op.kind.verb();
@@ -194,7 +195,7 @@ pub fn cancel(
 }
 
 /// The outcome of an op whose agent will never come back; `reason` continues the text "its agent".
-pub fn dismissed(op: &OpenOp, target: &str, reason: &str) -> Outcome {
+pub fn dismissed(op: &OpenOp, target: impl Display, reason: &str) -> Outcome {
     let (code, message) = match op.progress {
         OpProgress::Waiting => (
             Code::NoAgent,

@@ -35,7 +35,8 @@ impl Work {
     /// Writes the outcomes and acknowledges them.
     pub(super) async fn commit(&mut self) {
         while self.retry_at.is_none() && !self.finished.is_empty() {
-            let batch: Vec<Finished> = self.finished.iter().take(BATCH).cloned().collect();
+            let size = self.finished.len().min(BATCH);
+            let batch: Vec<Finished> = self.finished.drain(..size).collect();
             hit(Point::ServerReportUnwritten);
             let applied = match self.store.finish_ops(batch.clone()).await {
                 Ok(applied) => applied,
@@ -44,12 +45,12 @@ impl Work {
                         error = &error as &dyn std::error::Error,
                         "writing outcomes failed; they are kept in memory and tried again every second, and agents repeat what is not acknowledged. If this goes on, check the disk of the data folder"
                     );
+                    self.finished.splice(..0, batch);
                     self.retry_at = Some(self.clock.now() + RETRY);
                     return;
                 }
             };
             hit(Point::ServerReportCommitted);
-            self.finished.drain(..batch.len());
             self.acknowledge(batch, applied);
             self.changes.send_modify(|generation| *generation += 1);
             self.cluster.announce(Wake::Outcomes);

@@ -1,5 +1,6 @@
 //! Carries out the decisions of [`dispatch`] about ops that are due: send, wait, or end.
 
+use super::table::SharedRequest;
 use super::{RETRY, Work};
 use crate::session_channel::{CutReason, Undelivered};
 use procfleet_core::boot_time::BootTime;
@@ -101,7 +102,7 @@ impl Work {
             OpProgress::Waiting => entry.open.start_by,
             OpProgress::Sent(_) | OpProgress::Taken(_) => entry.open.deadline,
         };
-        if !entry.accounts.is_all() && !session.capabilities.limits_accounts {
+        if !entry.request.accounts.is_all() && !session.capabilities.limits_accounts {
             let ended = dispatch::unchecked(&entry.open, &entry.target);
             let wake = if ended.is_some() { now + RETRY } else { until };
             ended.into_iter().for_each(|outcome| self.end(op, outcome));
@@ -111,14 +112,14 @@ impl Work {
             session.backlog.push_back(op);
             return self.wake(op, until);
         }
-        if entry.changes && !session.capabilities.changes {
+        if entry.request.changes && !session.capabilities.changes {
             let outcome = dispatch::cannot_change(&entry.open, &entry.target);
             self.end(op, outcome);
             return self.wake(op, now + RETRY);
         }
         let within = entry.open.start_by.since(now);
-        let (kind, spec) = (entry.open.kind, entry.spec.as_deref());
-        let order = Op::new(op, session.epoch, &entry.proc, kind, within, spec, &entry.accounts);
+        let (kind, SharedRequest { proc, spec, accounts, .. }) = (entry.open.kind, &*entry.request);
+        let order = Op::new(op, session.epoch, proc, kind, within, spec.as_deref(), accounts);
         match session.sender.try_send(Body::Op(order)) {
             Ok(()) => {}
             // `Gone` follows.

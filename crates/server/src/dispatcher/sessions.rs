@@ -165,6 +165,8 @@ impl Work {
                 return;
             }
         }
+        // Most sessions never need it again.
+        session.backlog.shrink_to_fit();
     }
 
     /// Asks so many agents to connect to another server, those without ops under way first. Sessions that

@@ -6,9 +6,10 @@ use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::{Cancelling, OpProgress, OpenOp};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Epoch, OpId, ProcKey, TaskId};
+use procfleet_core::request::Target;
 use procfleet_core::spec::Spec;
 use procfleet_failpoint::{Point, hit};
-use procfleet_store::{Dismissal, OpScope, OpenOpRow, SentBefore, StoreError};
+use procfleet_store::{Dismissal, OpScope, OpenOpRow, RequestHead, SentBefore, StoreError};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use tracing::{error, info};
@@ -19,16 +20,33 @@ const NO_SESSION: Epoch = Epoch(0);
 /// One open op.
 pub(super) struct Entry {
     pub(super) open: OpenOp,
-    pub(super) proc: ProcKey,
-    pub(super) spec: Option<Arc<[u8]>>,
-    /// The op changes single fields of a stored spec.
-    pub(super) changes: bool,
-    pub(super) accounts: GrantScope<String>,
-    pub(super) target: String,
+    pub(super) request: Arc<SharedRequest>,
+    pub(super) target: Target,
     pub(super) agent: Option<AgentId>,
     /// `Some`: the task was cancelled.
     pub(super) cancelling: Option<Cancelling>,
     pub(super) wake: Option<BootTime>,
+}
+
+/// What the open ops of one request share.
+pub(super) struct SharedRequest {
+    pub(super) proc: ProcKey,
+    /// The JSON text of its spec.
+    pub(super) spec: Option<Vec<u8>>,
+    /// Its ops change single fields of a stored spec.
+    pub(super) changes: bool,
+    pub(super) accounts: GrantScope<String>,
+}
+
+impl SharedRequest {
+    fn new(head: &RequestHead) -> SharedRequest {
+        SharedRequest {
+            proc: head.proc.clone(),
+            spec: head.spec.as_deref().map(text_of),
+            changes: head.spec.as_ref().is_some_and(|spec| !spec.change.is_empty()),
+            accounts: head.accounts.clone(),
+        }
+    }
 }
 
 impl Work {
@@ -38,12 +56,11 @@ impl Work {
         // A server of its own store has accepted all of them. With other servers, each bounds what it
         // accepts.
         if !self.cluster.is_shared() {
-            let mut specs: HashMap<TaskId, BTreeMap<*const Spec, usize>> = HashMap::new();
+            let mut specs: HashMap<TaskId, BTreeMap<*const RequestHead, usize>> = HashMap::new();
             for row in &open {
                 let sizes = specs.entry(row.op.task).or_default();
-                if let Some(spec) = &row.spec {
-                    sizes.entry(Arc::as_ptr(spec)).or_insert_with(|| text_of(spec).len());
-                }
+                let size = || row.request.spec.as_ref().map_or(0, |spec| text_of(spec).len());
+                sizes.entry(Arc::as_ptr(&row.request)).or_insert_with(size);
             }
             for (task, ops) in count_by_task(&open) {
                 let bytes = specs.get(&task).map_or(0, |sizes| sizes.values().sum());
@@ -129,18 +146,20 @@ impl Work {
     }
 
     fn add(&mut self, rows: Vec<OpenOpRow>) {
-        // One copy of the spec for each request, shared by all of its targets.
-        let mut texts: HashMap<*const Spec, Arc<[u8]>> = HashMap::new();
+        // One copy of each request, shared by all of its ops.
+        let mut requests: HashMap<*const RequestHead, (Arc<RequestHead>, Arc<SharedRequest>)> =
+            HashMap::new();
         for row in rows {
-            let spec = row
-                .spec
-                .as_ref()
-                .map(|spec| texts.entry(Arc::as_ptr(spec)).or_insert_with(|| text_of(spec).into()).clone());
+            // The entry keeps the head alive, so that no other head gets its address.
+            let (_, request) = requests
+                .entry(Arc::as_ptr(&row.request))
+                .or_insert_with(|| (row.request.clone(), Arc::new(SharedRequest::new(&row.request))));
+            let request = request.clone();
             if let Some(agent) = &row.agent {
                 self.by_agent.entry(agent.clone()).or_default().insert(row.op);
             }
             let open = OpenOp {
-                kind: row.kind,
+                kind: row.request.kind,
                 accepted: self.clock.moment_of(row.accepted.wall, row.accepted),
                 start_by: self.clock.moment_of(row.start_by, row.accepted),
                 deadline: self.clock.moment_of(row.deadline, row.accepted),
@@ -151,11 +170,9 @@ impl Work {
                     SentBefore::Maybe => OpProgress::Sent(NO_SESSION),
                 },
             };
-            let target = row.target.to_string();
             let cancelling = row.cancelled.then_some(Cancelling::Due);
-            let changes = row.spec.as_ref().is_some_and(|spec| !spec.change.is_empty());
-            let (proc, agent, accounts) = (row.proc, row.agent, row.accounts);
-            let entry = Entry { open, proc, spec, changes, accounts, target, agent, cancelling, wake: None };
+            let (target, agent) = (row.target, row.agent);
+            let entry = Entry { open, request, target, agent, cancelling, wake: None };
             self.ops.insert(row.op, Box::new(entry));
             self.dirty.insert(row.op);
         }

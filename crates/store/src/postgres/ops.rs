@@ -13,6 +13,7 @@ use crate::{
 use deadpool_postgres::Transaction;
 use procfleet_core::{AgentId, Code, Epoch, OpId, TaskId};
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -92,7 +93,7 @@ impl OpReader {
         for row in tx.query(&statement, &[&numbers]).await? {
             let id = TaskId { number: natural(row.try_get(0)?), stamp: natural(row.try_get(1)?) };
             let accepted = ClockReading { wall: row.try_get(2)?, mark: mark_if_any(&row, 5)? };
-            let requests: Vec<RequestHead> = from_json("a task's requests", row.try_get(3)?)?;
+            let requests: Vec<Arc<RequestHead>> = from_json("a task's requests", row.try_get(3)?)?;
             let (cancelled, is_of_generation): (bool, bool) = (row.try_get(4)?, row.try_get(7)?);
             tasks.insert(id, (accepted, requests, cancelled, is_of_generation));
         }
@@ -130,10 +131,7 @@ impl OpReader {
                 request.ok_or_else(|| unreadable("an op", &format_args!("it has no request {index}")))?;
             found.push(OpenOpRow {
                 op: OpId { task: *id, index: small("an op's index", row.try_get(1)?)? },
-                kind: request.kind,
-                proc: request.proc.clone(),
-                spec: request.spec.clone(),
-                accounts: request.accounts.clone(),
+                request: request.clone(),
                 target: target(&row, 3)?,
                 agent: agent_if_any(&row, 7)?,
                 accepted: *accepted,

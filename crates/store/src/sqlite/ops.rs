@@ -12,6 +12,7 @@ use procfleet_core::{AgentId, Code, OpId, Outcome, TaskId};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::Arc;
 
 impl SqliteStore {
     pub(crate) async fn open_tasks(&self) -> Result<Vec<OpenTask>, StoreError> {
@@ -107,7 +108,7 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
     let mut rows = tasks.query([integer(id.number), integer(id.stamp)])?;
     let Some(row) = rows.next()? else { return Ok(()) };
     let (accepted, cancelled) = (ClockReading { wall: row.get(0)?, mark: mark_if_any(row, 3)? }, row.get(2)?);
-    let requests: Vec<RequestHead> = from_json("a task's requests", text(row, 1)?)?;
+    let requests: Vec<Arc<RequestHead>> = from_json("a task's requests", text(row, 1)?)?;
 
     let sql = "SELECT idx, request, cloud_id, ip, supplier_id, agent_named, agent, start_by, deadline FROM ops \
                WHERE task = ? AND code IS NULL ORDER BY idx";
@@ -120,10 +121,7 @@ fn read_open(db: &Connection, id: TaskId, found: &mut Vec<OpenOpRow>) -> Result<
             request.ok_or_else(|| unreadable("an op", &format_args!("it has no request {index}")))?;
         found.push(OpenOpRow {
             op: OpId { task: id, index: small("an op's index", row.get(0)?)? },
-            kind: request.kind,
-            proc: request.proc.clone(),
-            spec: request.spec.clone(),
-            accounts: request.accounts.clone(),
+            request: request.clone(),
             target: target(row, 2)?,
             agent: agent_if_any(row, 6)?,
             accepted,

@@ -2,9 +2,9 @@
 
 use crate::ServerId;
 use crate::clock::ClockReading;
-use procfleet_core::grants::GrantScope;
+use crate::types::RequestHead;
 use procfleet_core::request::Target;
-use procfleet_core::{AgentId, Epoch, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
+use procfleet_core::{AgentId, Epoch, OpId, Outcome, TaskId};
 use std::sync::Arc;
 
 /// Which open ops a server asks for. It gets those that it has to decide about.
@@ -47,12 +47,8 @@ pub enum Dismissal {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenOpRow {
     pub op: OpId,
-    pub kind: OpKind,
-    pub proc: ProcKey,
     /// Shared by all ops of one request.
-    pub spec: Option<Arc<Spec>>,
-    /// The OS accounts that its app may use.
-    pub accounts: GrantScope<String>,
+    pub request: Arc<RequestHead>,
     pub target: Target,
     pub agent: Option<AgentId>,
     pub accepted: ClockReading,

@@ -50,18 +50,18 @@ async fn a_task_reads_back_as_it_was_written(engine: TestEngine) {
     let of_task = store.open_ops(OpScope::Tasks(vec![id])).await.expect("no error");
     assert!(open.iter().map(|row| row.op).eq(of_task.iter().map(|row| row.op)));
     assert_eq!(open.len(), 3);
-    assert_eq!(open[0].spec, new.requests[0].spec);
-    assert_eq!((open[2].kind, &open[2].proc, &open[2].spec), (OpKind::Query, &proc("redis"), &None));
+    assert_eq!(*open[0].request, new.requests[0]);
+    let RequestHead { kind, proc: of, spec, .. } = &*open[2].request;
+    assert_eq!((*kind, of, spec), (OpKind::Query, &proc("redis"), &None));
     assert_eq!((open[2].accepted.wall, open[2].start_by, open[2].deadline), (1_000, 5, 6));
 }
 
-on_each_engine!(ops_of_one_request_share_its_spec);
-async fn ops_of_one_request_share_its_spec(engine: TestEngine) {
+on_each_engine!(ops_of_one_request_share_it);
+async fn ops_of_one_request_share_it(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.fixture().await;
     store.create_task(new_task(&["a", "b"])).await.expect("a task");
     let open = store.open_ops(OpScope::All).await.expect("no error");
-    let (Some(first), Some(second)) = (&open[0].spec, &open[1].spec) else { panic!("two specs") };
-    assert!(Arc::ptr_eq(first, second));
+    assert!(Arc::ptr_eq(&open[0].request, &open[1].request));
 }
 
 on_each_engine!(an_op_is_ended_once_and_counted_once);
