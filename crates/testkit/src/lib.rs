@@ -57,7 +57,7 @@ pub use machine::{Need, has, need};
 pub use postgres::{Cluster, PoolMode, Pooler};
 pub use proc::{Op, Proc, Task};
 pub use process::{
-    Stranger, account, dead_pid, is_running, kill, pids_marked, remember, start_time, with_pid,
+    Stranger, account, dead_pid, is_running, kill, kill_marked, pids_marked, remember, start_time, with_pid,
 };
 pub use program::{Finished, Program, Stdin};
 pub use rustix::process::Signal;

@@ -139,7 +139,7 @@ pub(crate) fn kill_working_in(folder: &Path) {
 }
 
 /// Kills all processes of a namespace, and repeats that for processes that were forked meanwhile.
-pub(crate) fn kill_marked(namespace: &str) {
+pub fn kill_marked(namespace: &str) {
     for _ in 0..100 {
         let prefix = format!("{namespace}:");
         let marked = marked(|key| key.starts_with(&prefix));

@@ -80,7 +80,7 @@ impl Game {
         }
         if let Some(dead) = self.dead {
             self.world.kill(Side::Server(dead));
-            self.world.start_side(Side::Server(dead), "");
+            self.world.start_server(dead);
         }
         let sent = self.workload.end();
         self.world.wait_until_connected();
@@ -92,7 +92,7 @@ impl Game {
         let dies = self.dice.index(SERVERS);
         let other = SERVERS - 1 - dies;
         if self.dead == Some(other) {
-            self.world.start_side(Side::Server(other), "");
+            self.world.start_server(other);
         }
         let side = Side::Server(dies);
         self.world.kill(side);

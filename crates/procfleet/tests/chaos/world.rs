@@ -5,7 +5,9 @@ use crate::database::SharedDatabase;
 use crate::history::{self, Runs, Sent, Verdict};
 use crate::overtake;
 use crate::short_lived;
-use procfleet_testkit::{Client, FaultyProxy, Op, PATIENCE, Proc, Program, Signal, ask_again, wait_until};
+use procfleet_testkit::{
+    Client, FaultyProxy, Op, PATIENCE, Proc, Program, Signal, ask_again, kill_marked, wait_until,
+};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -191,8 +193,7 @@ impl World {
             if index > 0 {
                 world.share_secrets(index);
             }
-            let started = world.try_start_server(index, "");
-            started.unwrap_or_else(|said| panic!("the server does not start: {said}"));
+            world.start_server(index);
             let address = format!("http://{}", world.servers[index].listen);
             clients.push(world.client.of_server(&address, CALL));
         }
@@ -228,6 +229,20 @@ impl World {
 
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Starts a server that has to come up. On a loaded machine it may not get its first connection to the
+    /// database in time, and ends; then it is started again, as an operator's init system would do it.
+    pub(crate) fn start_server(&mut self, index: usize) {
+        let mut said = String::new();
+        ask_again(LOOK, PATIENCE, || match self.try_start_server(index, "") {
+            Ok(()) => Some(()),
+            Err(log) => {
+                said = log;
+                None
+            }
+        })
+        .unwrap_or_else(|| panic!("the server does not start: {said}"));
     }
 
     /// An error is what the server said before it ended.
@@ -470,6 +485,16 @@ impl World {
             let _ = std::fs::copy(host.data.join("agent.db"), kept.join(format!("agent-{}.db", host.ip)));
         }
         eprintln!("the logs of {} are in {}", self.namespace, kept.display());
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for index in 0..self.hosts.len() {
+            self.kill(Side::Agent(index));
+        }
+        // Only now, because a living agent would restart hosted processes.
+        kill_marked(&self.namespace);
     }
 }
 
