@@ -22,6 +22,10 @@ use tokio::runtime::Runtime;
 const MEMORY: Duration = Duration::from_secs(60);
 /// Most arenas of the allocator.
 const ARENAS: usize = 16;
+/// Tokio wakes the thread for blocking calls that has waited longest. With its default of ten seconds, a few
+/// calls a second keep as many threads as there ever were, each with its own stack and its cache of freed
+/// memory.
+const IDLE_THREAD: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args)]
 #[group(skip)]
@@ -225,7 +229,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
 pub(crate) fn runtime() -> Result<Runtime> {
     let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
     procfleet_program::memory::limit_arenas((2 * workers + 1).min(ARENAS));
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.thread_keep_alive(IDLE_THREAD).enable_all().build().context("starting the runtime")
 }
 
 /// Returns free heap memory to the kernel after bursts of results; the allocator would keep it.
