@@ -263,7 +263,7 @@ fn trust_is_not_needed_for_any_property() {
     check_all(&fleet);
 }
 
-// The rules that the dispatcher does not have yet.
+// Rules that the dispatcher lacked until this search found them.
 
 #[test]
 fn without_dropping_unwritten_decisions_an_outcome_is_untrue() {
