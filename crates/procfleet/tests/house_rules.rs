@@ -108,6 +108,21 @@ fn comments_are_wrapped_at_110_columns() {
     }
 }
 
+#[test]
+fn comments_of_scripts_are_wrapped_at_110_columns() {
+    for folder in ["scripts", "scripts/bench.d", "crates/procfleet/tests/python"] {
+        let entries = std::fs::read_dir(root().join(folder)).expect("a folder");
+        let files = entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file());
+        for file in files.filter(|path| path.extension().is_none_or(|ending| ending == "py")) {
+            let text = std::fs::read_to_string(&file).expect("a file");
+            for (number, line) in (1..).zip(text.lines()) {
+                let is_short = line.chars().count() <= 110 || !line.trim_start().starts_with('#');
+                assert!(is_short, "{}:{number}: wrap the comment", file.display());
+            }
+        }
+    }
+}
+
 /// Type names that are defined more than once, and their common meaning. Add a name only if a reader who
 /// knows one of the types knows the other one, too; otherwise rename one of them.
 const SAME_NAME_SAME_MEANING: &[(&str, &str)] = &[

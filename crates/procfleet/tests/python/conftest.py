@@ -77,7 +77,8 @@ def outcomes(get_result, task, keys):
 
     def ask():
         answer = get_result({"task_id": task})
-        # bscp gives up at any other code, gsekit at a key that it did not ask for, nodeman at one that is missing.
+        # bscp gives up at any other code, gsekit at a key that it did not ask for, nodeman at one that is
+        # missing.
         assert (answer["result"], answer["code"]) == (True, 0), answer
         assert sorted(answer["data"]) == sorted(keys), answer
         waiting = [one for one in answer["data"].values() if one["error_code"] == HANDLING]
