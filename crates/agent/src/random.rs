@@ -3,7 +3,7 @@
 use procfleet_core::server_choice::Draw;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// Without randomness, pauses have their full length.
+/// A random number from the kernel. If none can be read, the largest: pauses then have their full length.
 pub(crate) fn draw() -> Draw {
     let mut bytes = [0; 4];
     match SystemRandom::new().fill(&mut bytes) {

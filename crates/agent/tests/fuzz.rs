@@ -1,8 +1,7 @@
-//! What others wrote on the host, or send to it, is read or refused, and never more than that: good files,
-//! changed at random.
+//! Fuzz tests of the agent's parsers: valid files and messages, changed at random, are read or refused
+//! without any other effect.
 //!
-//! It runs for a bounded number of cases with the other tests, and for as long as anybody likes by
-//! `scripts/fuzz`.
+//! The number of cases is bounded; `scripts/fuzz SECONDS` runs more.
 
 use procfleet_agent::config::{PolicyError, read_policy};
 use procfleet_agent::exec::pid_file_names_another;

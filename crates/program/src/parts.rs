@@ -14,9 +14,9 @@ pub struct Parts {
 /// A part has ended before the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PartEnded {
-    #[error("{0} panicked; the log has the place")]
+    #[error("{0} panicked; see the log for file and line")]
     Panicked(&'static str),
-    #[error("{0} has ended although nobody told it to")]
+    #[error("{0} ended before shutdown")]
     Early(&'static str),
 }
 

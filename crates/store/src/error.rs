@@ -17,7 +17,7 @@ pub enum StoreError {
     Newer { store: String, found: i64, known: i64 },
     #[error(
         "{0} cannot be used: {reason}. It was left as it is. Put the last backup in its place with `procfleet store restore`; \
-         what can still be read of it, `sqlite3 {0} .recover` prints",
+         `sqlite3 {0} .recover` prints the readable rows",
         path.display()
     )]
     Damaged { path: PathBuf, reason: String },

@@ -250,7 +250,7 @@ impl Up {
         agent
     }
 
-    /// Tells the agent to become its program's file of now (SIGHUP), and waits until it is connected again.
+    /// Tells the agent to re-execute its program file (SIGHUP), and waits until the agent is connected again.
     #[track_caller]
     pub fn renew_agent(&self) {
         self.wait_for_agent();
@@ -357,8 +357,8 @@ impl Drop for Up {
     }
 }
 
-/// A loopback address that no other `up` of this machine has, nor any connection: a port of it that was let
-/// go can be had again.
+/// A loopback address that no other `up` of this machine uses, and no connection. So a port of it can be
+/// bound again after its release.
 fn own_address(serial: u32) -> Ipv4Addr {
     let [.., high, low] = std::process::id().to_be_bytes();
     let [.., last] = serial.to_be_bytes();

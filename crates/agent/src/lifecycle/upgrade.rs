@@ -45,11 +45,11 @@ pub(crate) enum UpgradeError {
     Read { path: PathBuf, source: io::Error },
     #[error("{} is not a program for this machine", .0.display())]
     NotForUs(PathBuf),
-    #[error("{} does not say what it is: {reason}", path.display())]
+    #[error("{} is not procfleet: {reason}", path.display())]
     Mute { path: PathBuf, reason: String },
     #[error("the agent runs as {now}, and {} is {offered}", path.display())]
     AnotherProgram { path: PathBuf, now: String, offered: String },
-    #[error("{} is {offered}, which is older than {now}; --allow-downgrade takes it all the same", path.display())]
+    #[error("{} is {offered}, which is older than {now}; use --allow-downgrade to install it anyway", path.display())]
     Older { path: PathBuf, now: Version, offered: Version },
     #[error("{} cannot take up this agent: {reason}", path.display())]
     CannotTakeUp { path: PathBuf, reason: String },
@@ -129,7 +129,7 @@ fn examine(binary: &Path, folder: &Path, now: &AgentLife) -> Result<Version, Upg
         ask(binary, &["--version"]).map_err(|reason| UpgradeError::Mute { path: path(), reason })?;
     let mute = || UpgradeError::Mute {
         path: path(),
-        reason: format!("it says {:?}", printed.lines().next().unwrap_or_default()),
+        reason: format!("`--version` printed {:?}", printed.lines().next().unwrap_or_default()),
     };
     let (name, version) = printed.trim().split_once(' ').ok_or_else(mute)?;
     let version = Version::read(version).ok_or_else(mute)?;

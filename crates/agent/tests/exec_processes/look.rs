@@ -40,7 +40,7 @@ async fn a_command_that_mentions_the_name_is_not_the_process() {
     let run = proc.run("sleep 1000; : /web");
     let sighting = proc.launched(run, Leader::Refuse);
     assert!(matches!(&sighting, Sighting::Absent(Absence { hopeless: false, .. })), "{sighting:?}");
-    // What is left of it when anything will do is the shell, which has more to do after its child.
+    // `Leader::Accept`: the shell counts. It does not exec `sleep`, because another command follows.
     let shell = running(proc.launched(run, Leader::Accept));
     assert_eq!((comm(shell.pid).as_str(), shell.found), ("sh", Found::Shell));
 }
@@ -165,7 +165,7 @@ async fn a_shell_that_has_more_to_do_is_the_process() {
     until_gone(shell).await;
 }
 
-/// There may be many programs of one name on a host: the name alone makes nobody ours.
+/// Many programs of a host may have one name, so a process is not the proc's by its name alone.
 #[tokio::test]
 async fn a_program_of_the_same_name_from_elsewhere_is_a_stranger() {
     let mut proc = Proc::with_pid_file("namesake");
@@ -222,7 +222,7 @@ async fn a_process_of_a_lost_agent_is_known_by_its_program_and_never_by_its_mark
     stranger.assert_unharmed();
 }
 
-/// Whoever looks around in a folder has a shell there, and is not what the folder is for.
+/// An operator may have a shell with the proc's working folder; that shell is not the proc.
 #[tokio::test]
 async fn an_operators_shell_in_the_folder_is_a_stranger() {
     let mut proc = Proc::new("looked-at");

@@ -113,7 +113,7 @@ async fn a_sweep_ends_leftovers_and_nothing_else() {
     stranger.assert_unharmed();
 }
 
-/// An agent that has just started is not above what its last life left.
+/// A new agent is not an ancestor of processes that the previous agent left.
 #[tokio::test]
 async fn a_sweep_ends_leftovers_of_the_previous_agent() {
     let mut proc = Proc::new("sweep-inherited");

@@ -66,7 +66,7 @@ fn an_agent_is_upgraded_in_place_without_touching_a_process() {
     for (binary, reason) in [
         (bin.join("missing"), "No such file or directory"),
         (script, "is not a program for this machine"),
-        (PathBuf::from("/bin/true"), "does not say what it is"),
+        (PathBuf::from("/bin/true"), "is not procfleet: `--version` printed"),
         (impostor(&bin, "older", "0.0.1"), "is 0.0.1, which is older than"),
         (impostor(&bin, "blind", "9.9.9-blind"), "cannot take up this agent: it cannot read that"),
     ] {

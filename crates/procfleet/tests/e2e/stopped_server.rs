@@ -1,5 +1,5 @@
-//! A server that is stopped (SIGSTOP), or loses its lease, in the middle of work for all. The others do not
-//! wait for that server, and repeat no more than they must.
+//! A server that is stopped (SIGSTOP) or loses its lease while it delivers webhooks or numbers events. The
+//! others do not wait for that server, and repeat only the delivery that was under way.
 
 use crate::access::OTHER;
 use crate::events::read_request;

@@ -47,7 +47,7 @@ fn a_stranger_is_untouched_by_every_op_and_by_the_agents_end() {
     let mut stranger = Stranger::start(&up.folder("elsewhere"));
     let proc = |name: &str| {
         let proc = up.proc(name).on_host(IP).with_pid_file().control("reload_cmd", "echo r >> reloads");
-        // Any use at all is too much, so that the agent would end whatever it took for the process.
+        // Every process exceeds this limit, so the agent would end a stranger that it took for the proc.
         let mut proc = proc.starts(&programs::daemon());
         proc.request["spec"]["resource"] = json!({"fd": 1});
         proc

@@ -1,4 +1,4 @@
-//! Peers that have not logged in: whatever they send, it costs others nothing, and nothing of it lasts.
+//! Peers that have not logged in: they can neither delay nor lock out others, nor fill memory or disk.
 
 use crate::up;
 use procfleet_testkit::{Client, PATIENCE, Up, connect_from, let_pass, programs, wait_until};

@@ -50,7 +50,7 @@ pub(super) trait LineChange: Send + Sync + Sized + fmt::Debug + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Write,
-    /// A snapshot, without a place among the servers and without a sync.
+    /// Read-only: a snapshot. Takes no lock on this server's row, and needs no sync.
     Read,
 }
 

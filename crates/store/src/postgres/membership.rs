@@ -48,14 +48,14 @@ const TAKE_OVER: Duration = Duration::from_secs(10);
 /// Rows of ended runs that are kept for operators.
 const KEPT_ROWS: i64 = 100;
 
-/// Keeps the place of this server in the store.
+/// Handle of the heartbeat task. Heartbeats stop when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Beats {
     state: watch::Receiver<DatabaseState>,
     task: Arc<RenewTask>,
 }
 
-/// Ends with the last handle of the store.
+/// Aborts the heartbeat task on drop.
 #[derive(Debug)]
 struct RenewTask(AbortHandle);
 

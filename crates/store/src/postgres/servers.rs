@@ -14,7 +14,7 @@ const DRAIN_LOCK: i32 = 4;
 
 impl PgStore {
     pub(crate) async fn introduce(&self, intro: ServerIntro) -> Result<(), StoreError> {
-        // A server that is declared dead introduces itself again with the same words.
+        // Kept for `membership::enter`: a server that was declared dead enters again with this intro.
         self.membership().set_intro(intro.clone());
         let arguments = (intro, self.membership().run());
         self.write("introducing this server", arguments, |tx, (intro, run)| {

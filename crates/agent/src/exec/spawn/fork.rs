@@ -196,7 +196,7 @@ fn copy_to(from: BorrowedFd<'_>, to: RawFd) -> Result<(), Errno> {
     if done < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
-/// Whether others may look into the agent's memory, as the kernel puts it.
+/// `PR_GET_DUMPABLE`: whether other processes of this account may trace the agent and read its memory.
 fn dumpable() -> libc::c_int {
     // SAFETY: the call takes numbers and touches no memory.
     unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) }
