@@ -171,7 +171,7 @@ impl HostingFile {
             }
             Err(error) => {
                 let error = error.to_string();
-                // It is tried again every second, and an untrusted folder stays untrusted.
+                // Log a fault once: the write is repeated every second, and may go on failing.
                 if self.lock().fault.replace(error.clone()).as_ref() != Some(&error) {
                     warn!(file = %self.path.display(), error, "cannot write the hosting file; retrying");
                 }

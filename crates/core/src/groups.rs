@@ -352,14 +352,14 @@ mod tests {
             ["", "", "", "g: a", "", "", "g: a"]
         );
         assert_eq!(verdicts(&one, &[high, high, low, high, high]), [""; 5]);
-        // It comes back as another process, and the pool is over as soon as it is there.
+        // The victim is started again, and the pool exceeds its limit as soon as the new process is there.
         let again: &[&str] = &["a 8 - 2", "b 4 -"];
         let without: &[&str] = &["b 4 -"];
         assert_eq!(
             verdicts(&one, &[low, high, high, high, without, again, again, again]),
             ["", "", "", "g: a", "", "", "", "g: a!"]
         );
-        // It was there while the pool was within its limit.
+        // The new process was there while the pool was within its limit.
         assert_eq!(
             verdicts(&one, &[high, high, high, &["a 5 - 2", "b 4 -"], again, again, again]),
             ["", "", "g: a!", "", "", "", "g: a"]

@@ -44,7 +44,7 @@ impl ClockSample {
         self.received_at.since(self.sent_at)
     }
 
-    /// What is added to a boot time to get the store's time.
+    /// Offset that is added to a boot time to get the store's time.
     fn offset(&self) -> i64 {
         let trip = i64::try_from(self.trip().as_millis()).unwrap_or(i64::MAX);
         let middle = i64::try_from(self.sent_at.0).unwrap_or(i64::MAX).saturating_add(trip / 2);
@@ -55,9 +55,9 @@ impl ClockSample {
 /// The meaning of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clocked {
-    /// It fits, or says too little.
+    /// The sample fits, or took too long to tell.
     Fits,
-    /// It does not fit, and is not followed for now.
+    /// The sample does not fit, and is not followed for now.
     Odd,
     /// The store's clock has jumped by this many milliseconds, which are to be subtracted from its shift.
     Jumped(i64),
@@ -93,7 +93,7 @@ struct Odd {
 }
 
 impl StoreClock {
-    /// What is added to a boot time to get the store's time. `None`: no sample yet.
+    /// Offset that is added to a boot time to get the store's time. `None`: no sample yet.
     pub fn offset(&self) -> Option<i64> {
         self.samples.iter().min().map(|(_, offset)| *offset)
     }

@@ -25,7 +25,7 @@ struct ProxyLogin {
     password: Vec<u8>,
 }
 
-/// It does not quote the URL, which may hold a password.
+/// The message does not quote the URL, which may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected http://HOST:PORT or http://USER:PASSWORD@HOST:PORT: {0}")]
 pub struct BadProxyUrl(&'static str);

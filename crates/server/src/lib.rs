@@ -328,7 +328,7 @@ impl Server {
             };
             parts.spawn("the wake-ups of other servers", wakes.run());
         }
-        // Nobody else changes key files.
+        // Only a sealed CA can be changed by another server; key files belong to this one.
         if services.ca.sealer().is_some() {
             let (store, ca) = (services.store.clone(), services.ca.clone());
             let follower = CaFollower { store, ca, stop: stopped.clone() };

@@ -84,9 +84,9 @@ pub enum WakeMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerState {
     Up,
-    /// It was stopped in order.
+    /// The server was stopped in order.
     Left,
-    /// It was silent, and another server has declared it dead.
+    /// The server was silent, and another one has declared it dead.
     Dead,
 }
 
@@ -210,7 +210,7 @@ struct Shared {
     advertised: watch::Sender<Arc<[String]>>,
     load: (AtomicU64, AtomicU64),
     notified: AtomicBool,
-    /// What is added to a boot time to get the store's time.
+    /// Offset that is added to a boot time to get the store's time.
     offset: AtomicI64,
     clock_jumps: AtomicU64,
     incoming: broadcast::Sender<Wake>,

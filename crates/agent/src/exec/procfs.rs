@@ -371,7 +371,7 @@ fn environment(pid: u32) -> Option<Vec<u8>> {
         }
         match Stat::read(pid).filter(Stat::is_running) {
             None => break,
-            // It has no environment, or its exec was done between the two reads.
+            // The process has no environment, or its exec was done between the two reads.
             Some(stat) if stat.has_program => without += 1,
             #[expect(
                 clippy::disallowed_methods,

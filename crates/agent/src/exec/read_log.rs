@@ -115,7 +115,7 @@ impl ExecContext {
                     let (file, note) = (live.path().display().to_string(), note.unwrap_or_default());
                     return Ok(LogExcerpt { begin, bytes, end, skipped, file, note });
                 }
-                // It was removed: there may be another.
+                // The log was removed; another one may have taken its place.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => proc_log.look_again(),
                 Err(error) => {
                     let reason = format!("reading {}: {error}", live.path().display());

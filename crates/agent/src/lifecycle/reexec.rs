@@ -22,7 +22,7 @@ pub(crate) fn reexec(program: &Path, arguments: &[OsString]) -> io::Error {
     unblock_signals();
     let error = std::process::Command::new(program).args(arguments).exec();
     tracing::error!(program = %program.display(), %error, "cannot execute the new program; re-executing the old one. Check the file and upgrade again");
-    // Its file may have another name by now, or none.
+    // The file of this program may have another name by now, or none.
     std::process::Command::new("/proc/self/exe").args(arguments).exec()
 }
 

@@ -162,7 +162,7 @@ struct LinkMemory {
 }
 
 impl LinkMemory {
-    /// What cannot be read is missing: an agent without it still connects.
+    /// Without a readable journal, both are empty: the agent still connects.
     async fn read(journal: &Journal, configured: &[ServerAddress]) -> LinkMemory {
         let read = async { Ok((journal.servers(configured).await?, journal.highest_epoch().await?)) };
         let read: Result<_, JournalError> = read.await;

@@ -892,7 +892,7 @@ mod tests {
         alone.end().await;
     }
 
-    /// It may have been cancelled meanwhile: the server sends again the ops that are still open.
+    /// The op may have been cancelled meanwhile, so the agent waits: the server sends open ops again.
     #[tokio::test]
     async fn an_op_that_had_not_begun_begins_when_the_server_sends_it_again() {
         let folder = tempfile::tempdir().expect("a temp dir");

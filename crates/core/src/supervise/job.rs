@@ -153,7 +153,7 @@ pub(super) struct Running {
     pub(super) field: &'static str,
     /// `None`: no time limit.
     pub(super) deadline: Option<BootTime>,
-    /// It exceeded its time limit and got SIGTERM.
+    /// The command exceeded its time limit and got SIGTERM.
     pub(super) timed_out: bool,
 }
 
@@ -250,7 +250,7 @@ pub(super) enum EndPhase {
     Vanish {
         until: BootTime,
     },
-    /// It did not end by itself and was killed.
+    /// The process did not end by itself and was killed.
     Killed {
         until: BootTime,
     },

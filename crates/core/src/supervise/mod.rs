@@ -204,9 +204,9 @@ pub enum Next {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandEnd {
-    /// It ran; `output` is the end of its output.
+    /// The command ran; `output` is the end of its output.
     Exited { exit: Exit, output: String },
-    /// It could not be started at all.
+    /// The command could not be started.
     NotStarted { code: Code, reason: String },
 }
 
@@ -354,7 +354,7 @@ pub enum LookScope {
     Recovery { last: Option<Process> },
     /// The command of this run itself, and nothing else: a periodic process is its command.
     Run(RunId),
-    /// Whatever a sweep would end.
+    /// The processes that a sweep would end.
     Leftovers,
     /// The run of a periodic process from before a restart of the agent: the known process, or, if the run
     /// began at `since` and was not seen yet, a session leader with the environment variables of this proc.

@@ -27,7 +27,7 @@ const LOOK_FOR_DISMISSALS: Duration = Duration::from_secs(10);
 /// How often a server looks whether it has too many agents.
 const REBALANCE: Duration = Duration::from_secs(1);
 
-/// What the dispatcher remembers of the other servers.
+/// The dispatcher's view of the other servers.
 pub(super) struct Cluster {
     membership: Membership,
     view: watch::Receiver<MembershipView>,
@@ -171,7 +171,7 @@ impl Work {
             Wake::Task(task) => self.unread.push(task),
             Wake::Cancelled => self.cluster.poll_at = Some(now),
             Wake::Dismissed => self.cluster.dismissals_at = now,
-            // Somebody may wait for the end of a task.
+            // Wakes the callers that wait for the end of a task.
             Wake::Outcomes => self.changes.send_modify(|generation| *generation += 1),
             Wake::Everything => {
                 self.cluster.poll_at = Some(now);

@@ -61,7 +61,7 @@ impl Work {
     fn back_by(&self, agent: &AgentId) -> BootTime {
         match self.back_by.get(agent) {
             None => self.verdicts_from,
-            // It may have been at another server since, which has just died.
+            // The agent may have been at another server since, which has just died.
             Some(back_by) if self.cluster.is_shared() => (*back_by).max(self.verdicts_from),
             Some(back_by) => *back_by,
         }

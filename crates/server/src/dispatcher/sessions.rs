@@ -34,7 +34,7 @@ pub(super) struct Session {
     /// Ops beyond the window; sent as earlier ones are confirmed.
     pub(super) backlog: VecDeque<OpId>,
     pub(super) began: BootTime,
-    /// It was asked to connect to another server.
+    /// The agent was asked to connect to another server.
     pub(super) sent_away: bool,
 }
 
@@ -135,7 +135,7 @@ impl Work {
         let session = self.sessions.remove(agent);
         self.presences.leave(agent, self.clock.wall());
         let grace = match &session {
-            // It is on its way to another server.
+            // The agent is on its way to another server.
             Some(session) if session.sent_away => dispatch::RESTART_GRACE,
             Some(_) | None => dispatch::RECONNECT_GRACE,
         };

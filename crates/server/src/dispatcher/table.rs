@@ -33,7 +33,7 @@ pub(super) struct SharedRequest {
     pub(super) proc: ProcKey,
     /// The JSON text of its spec.
     pub(super) spec: Option<Vec<u8>>,
-    /// Its ops change single fields of a stored spec.
+    /// The ops of the request change single fields of a stored spec.
     pub(super) changes: bool,
     pub(super) accounts: GrantScope<String>,
 }

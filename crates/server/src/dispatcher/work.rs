@@ -108,7 +108,7 @@ impl Work {
             DispatcherMessage::Connected { agent, term, epoch, sender, taken, heard, capabilities } => {
                 let session = NewSession { agent, term, epoch, sender, taken, heard, capabilities };
                 match self.cluster.is_shared() {
-                    // Its ops are read from the store first.
+                    // The ops of the agent are read from the store first.
                     true => self.cluster.connecting.push(session),
                     false => self.admit(session),
                 }

@@ -151,7 +151,7 @@ impl Peers {
         let question = peer_question::Body::AskAgent(question);
         while let Some(connection) = self.take_kept(peer.server) {
             match self.exchange(connection, peer, question.clone(), deadline).await {
-                // It was closed while it was kept.
+                // The other server has closed the connection meanwhile.
                 Err(PeerFault::Broken(..)) => {}
                 answered => return answered,
             }
@@ -219,7 +219,7 @@ impl Peers {
         question: peer_question::Body,
         deadline: Instant,
     ) -> Result<peer_answer::Body, PeerFault> {
-        // What is left of the time is passed on, so that the other server gives up first and says why.
+        // The remaining time is passed on, so that the other server gives up first and says why.
         let within = deadline.saturating_duration_since(Instant::now());
         let exchange = connection.exchange(question.into_bytes(within));
         let answer = match timeout_at(deadline + ON_ITS_WAY, exchange).await {
@@ -240,7 +240,7 @@ impl Peers {
     fn take_kept(&self, server: ServerId) -> Option<Connection> {
         let mut kept = self.kept();
         let now = Instant::now();
-        // Those to other servers, too: nobody else closes connections to a server that has ended.
+        // Drops expired connections to all servers, also to those that have ended and are never asked again.
         kept.retain(|_, connections| {
             connections.retain(|kept| kept.until > now);
             !connections.is_empty()

@@ -151,7 +151,7 @@ async fn record_connected(link: &Link, agent: &AgentId, hello: &Hello) -> Option
                 error = &error as &dyn std::error::Error,
                 "storing the start of a session failed; the session was closed"
             );
-            // It may be stored all the same.
+            // The session may be stored in spite of the error.
             link.dispatcher.send(DispatcherMessage::Gone { agent: agent.clone(), epoch: Epoch(0) }).await;
             None
         }
@@ -343,9 +343,9 @@ async fn open(
     cut.during(serve(link, agent, epoch, news, orders, heard, socket)).await.unwrap_or_else(SessionEnd::Cut)
 }
 
-/// What an agent is told during its session.
+/// Changes that an agent is told about during its session.
 struct News {
-    /// Its version renews its certificate when there is a new CA.
+    /// The agent's version renews its certificate when there is a new CA.
     renews: bool,
     cas: watch::Receiver<u64>,
     /// The servers of the fleet, of which the welcome has named the first list.
@@ -646,7 +646,7 @@ mod tests {
     /// A process may be stopped at any point, and others decide about its ops meanwhile.
     #[tokio::test]
     async fn nothing_leaves_a_server_that_may_not_send_any_longer() {
-        // It looks before each of three messages, and before it flushes.
+        // The sender asks `holds` before each of three messages, and before the flush.
         for (may_send, written, buffer) in [
             (0, QueueWrite::Sent(Some(op(0))), WriteBuffer::Empty),
             (1, QueueWrite::HeldBack, WriteBuffer::HasMessages),

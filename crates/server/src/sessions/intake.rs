@@ -43,8 +43,8 @@ pub(super) struct Intake {
     budget: AgentBudget,
     last_heard: LastHeard,
     held: Option<DeferredEvents>,
-    /// What could not be stored while the database was away, and when to try again. Nothing is read
-    /// meanwhile.
+    /// Reports that could not be stored while the database was away, and when to try again. The session reads
+    /// nothing meanwhile.
     unstored: Option<(ToStore, Instant)>,
     /// Nothing is read before this time.
     paused_until: Option<Instant>,

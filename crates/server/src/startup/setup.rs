@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// They have the seal key beforehand, so the CA keeps none of them from starting.
+    /// Both servers have the seal key beforehand, so the CA keeps none of them from starting.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn of_servers_that_start_at_once_one_creates_the_administrator() {
         for _ in 0..5 {

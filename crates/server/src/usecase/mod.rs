@@ -119,7 +119,7 @@ impl Services {
             return FleetPresence { connected: false, heard_at: absence.heard_at, since: absence.since };
         }
         match connected && self.store.membership().is_shared() {
-            // Its server ends the session of an agent that is silent for half a minute, and is alive itself.
+            // The agent's server is alive, and would have ended a session that is silent for half a minute.
             true => FleetPresence { connected, heard_at: self.clock.wall(), since: changed_at },
             false => FleetPresence { connected: false, heard_at, since: changed_at },
         }

@@ -59,7 +59,7 @@ fn alone(services: &Services) -> ServerRecord {
         drains: false,
         started_at: *started_at,
         load: membership.load(),
-        // It needs no notification.
+        // The only server needs no notification.
         wakes: WakeMode::Notified,
         leases: Lease::ALL.map(|lease| lease.name().to_owned()).into(),
     }

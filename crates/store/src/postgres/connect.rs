@@ -143,7 +143,7 @@ impl Drop for OwnConnection {
 
 fn driven((client, connection): Opened) -> (Client, JoinHandle<()>) {
     let driver = tokio::spawn(async move {
-        // Its errors are those of the client's calls.
+        // The calls of the client return the errors of the connection.
         let _ = connection.await;
     });
     (client, driver)

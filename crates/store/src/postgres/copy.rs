@@ -272,8 +272,8 @@ mod tests {
     use procfleet_testkit::Cluster;
     use std::collections::BTreeSet;
 
-    /// What belongs to the servers and not to the fleet, and what has its default in a copy. A table or
-    /// column that holds state of the fleet belongs into [`COPIED_TABLES`].
+    /// Columns that belong to the servers and not to the fleet, or that have their default in a copy. A table
+    /// or column that holds state of the fleet belongs into [`COPIED_TABLES`].
     const NOT_COPIED: [&str; 13] = [
         "schema_version.",
         "store_use.",

@@ -30,7 +30,7 @@ pub(super) enum PgFault {
 /// The next step for a unit that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// It lost a race and was rolled back.
+    /// The unit lost a race and was rolled back.
     Conflict,
     /// Another version of the server has changed the tables: prepare the statements again.
     StaleStatement,

@@ -80,7 +80,7 @@ impl Locks {
 
 pub(super) enum ChangeReply<C: LineChange> {
     Answer(Result<C::Answer, StoreError>),
-    /// Its rows are locked, or are not there: only a unit that waits can tell.
+    /// The rows of the change are locked, or are not there: only a unit that waits can tell.
     Alone,
 }
 

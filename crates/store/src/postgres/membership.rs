@@ -259,7 +259,7 @@ enum LossCheck {
     AllLost,
 }
 
-/// What one beat has found.
+/// The result of one beat.
 enum Beat {
     Confirmed,
     /// Another server has declared this one dead.

@@ -261,7 +261,7 @@ pub(super) fn one(db: &Connection, wanted: &AgentId) -> Result<Option<AgentRecor
     rows.next()?.map(record).transpose()
 }
 
-/// That the agent is enrolled, and was not replaced since.
+/// Fails unless the agent is enrolled, and was not replaced since.
 pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), QueryFault> {
     let sql = "SELECT 1 FROM agents WHERE agent_id = ? AND retired_at IS NULL";
     match db.prepare_cached(sql)?.exists([agent.as_str()])? {
@@ -270,7 +270,7 @@ pub(super) fn require(db: &Connection, agent: &AgentId) -> Result<(), QueryFault
     }
 }
 
-/// That the agent is enrolled, and that this is its last session.
+/// Fails unless the agent is enrolled, and this is its last session.
 pub(super) fn require_session(db: &Connection, agent: &AgentId, epoch: Epoch) -> Result<(), QueryFault> {
     let sql = "SELECT epoch FROM agents WHERE agent_id = ? AND retired_at IS NULL";
     let found = db.prepare_cached(sql)?.query_row([agent.as_str()], |row| row.get(0)).optional()?;

@@ -66,11 +66,11 @@ pub struct CaChange {
 /// What a change does to the CA that the server presents until then. Join tokens name that CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OldCa {
-    /// It stays, or it is lost. Join tokens are left alone.
+    /// The CA stays, or it is lost. Join tokens are left alone.
     Keep,
-    /// It is retired at this time, if no agent and no join token needs it.
+    /// The CA is retired at this time, if no agent and no join token needs it.
     RetireIfUnneeded { at: i64 },
-    /// It is retired at this time, and all join tokens are revoked.
+    /// The CA is retired at this time, and all join tokens are revoked.
     Retire { at: i64 },
 }
 

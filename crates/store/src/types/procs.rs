@@ -5,7 +5,7 @@ use procfleet_core::{AgentId, Host, ProcKey};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcRecord {
     pub proc: ProcKey,
-    /// It grows with every change on the agent; what is older than the stored one is ignored.
+    /// Grows with every change on the agent. Records older than the stored one are ignored.
     pub revision: u64,
     /// JSON.
     pub status: String,

@@ -212,7 +212,7 @@ fn nothing() -> io::Result<BorrowedFd<'static>> {
     Ok(NOTHING.get_or_init(|| opened).as_fd())
 }
 
-/// The same file under a number above the standard descriptors, because the child replaces those one by one.
+/// Moves the file to a descriptor above 2, because the child replaces 0 to 2 one by one.
 fn above_standard(file: File) -> io::Result<OwnedFd> {
     match file.as_raw_fd() {
         0..3 => Ok(rustix::io::fcntl_dupfd_cloexec(&file, 3)?),

@@ -65,7 +65,7 @@ static RESOURCES: Mutex<Option<SpawnResources>> = Mutex::new(None);
 struct SpawnResources {
     /// Receives the error of the child.
     report: &'static SpawnReport,
-    /// Its stack begins here and grows downwards.
+    /// The stack of the child begins here and grows downwards.
     stack_end: usize,
     /// A low descriptor for the child's output. It is never closed.
     output: RawFd,

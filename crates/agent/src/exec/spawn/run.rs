@@ -31,7 +31,7 @@ pub(in crate::exec) struct Run {
     /// The process that it was started for, once it was seen.
     main: Option<Id>,
     session: SessionState,
-    /// Its cgroup.
+    /// The cgroup of the run.
     pub(in crate::exec) group: Option<Arc<Path>>,
     /// The command itself was seen to be a program of the proc's name.
     pub(in crate::exec) is_program: bool,
@@ -170,7 +170,7 @@ impl RunShell {
         life.exit
     }
 
-    /// Its exit is not reported as the exit of a process any longer.
+    /// From now on, the exit of the shell is not reported as the exit of a process.
     pub(in crate::exec) fn end_watch(&self) {
         self.lock().watched = None;
     }

@@ -95,7 +95,7 @@ impl Machine {
                             return self.rest(now, DownCause::NotStarted, &why, out);
                         }
                     }
-                    // Its exit would have been reported.
+                    // The command still runs: its exit would have been reported.
                     (Sighting::Running(_) | Sighting::Absent(_), _) => {
                         if let Some(command) = awaiting.command {
                             if awaiting.counts_at.is_some_and(|at| now >= at) {

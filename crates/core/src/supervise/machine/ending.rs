@@ -240,7 +240,7 @@ impl Machine {
                 State::Down(Rest::Idle)
             }
             Purpose::Limit { down_cause, op } => {
-                // Its start command may be at work beside it.
+                // The start command may still run beside the process.
                 out.effects.extend(ending.launch.map(Effect::EndRun));
                 self.limited(now, down_cause, op, out)
             }

@@ -132,7 +132,7 @@ impl Machine {
             // For a periodic proc only the current run counts, which is known.
             _ if spec.policy.kind.schedule().is_some() => LookScope::ScheduledRun { last: None, since: None },
             Some(_) => self.settled(),
-            // Its process may have kept running since it was unregistered.
+            // No stored spec: the process of an unregistered proc may still run.
             None => LookScope::Recovery { last: None },
         };
         Some(Effect::Vet { op: order.op, process, scope, spec, accounts: accounts.clone() })

@@ -143,7 +143,7 @@ async fn a_session_of_an_earlier_term_is_not_admitted() {
     }
 }
 
-/// It came and went between two looks of the dispatcher.
+/// The third server came and went between two looks of the dispatcher.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_ops_of_a_server_that_was_never_seen_alive_are_read_after_its_end() {
     let mut waiting = waiting().await;
@@ -159,7 +159,7 @@ async fn the_ops_of_a_server_that_was_never_seen_alive_are_read_after_its_end() 
     assert!(waiting.servers.work.verdicts_from > before, "its agents have time to come back");
 }
 
-/// Its op is read before the dispatcher has looked at the servers again.
+/// The op is read before the dispatcher has looked at the servers again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_of_a_server_that_has_just_died_have_time_to_come_back() {
     let mut waiting = waiting().await;
