@@ -138,6 +138,10 @@ class Servers:
     def connected(self):
         return sum(server.connected() for server in self.living())
 
+    def shares(self):
+        """The number of agents of each living server, the smallest first."""
+        return " ".join(map(str, sorted(server.connected() for server in self.living())))
+
     def cpu_ns(self):
         return sum(server.cpu_ns() for server in self.living())
 
@@ -242,8 +246,7 @@ def measure_one(bench, options, name, short, count, url, database):
         wait(servers, agents, options.patience)
         bench.say(name, "join and connect, s", f"{time.monotonic() - began:.1f}")
         time.sleep(3)
-        shares = sorted(server.connected() for server in servers.all)
-        bench.say(name, "agents of the servers", " ".join(map(str, shares)))
+        bench.say(name, "agents of the servers", servers.shares())
         memory = [measure.memory_kib(server.process.pid)["pss_kib"] / 1024 for server in servers.all]
         bench.say(name, "PSS of each server, MiB", " ".join(f"{value:.0f}" for value in memory))
         api = servers.all[-1]
@@ -268,6 +271,7 @@ def measure_one(bench, options, name, short, count, url, database):
         status(bench, options, name, api)
         if options.kill and count > 1:
             death(bench, options, name, servers, fleet, database, KILLED)
+            bench.say(name, f"{KILLED}: agents of the other servers", servers.shares())
         if options.kill and count > 2 and os.geteuid() == 0:
             # All agents come again, so that each server has its share: without them two of four servers would
             # need more files for 48,000 agents than a process may open.
@@ -275,7 +279,9 @@ def measure_one(bench, options, name, short, count, url, database):
             fleet.end()
             fleet = Fleet(bench, short, servers, agents)
             wait(servers, agents, options.patience)
+            bench.say(name, "agents of the servers after the killed one is back", servers.shares())
             death(bench, options, name, servers, fleet, database, SILENT)
+            bench.say(name, f"{SILENT}: agents of the other servers", servers.shares())
     finally:
         if fleet:
             fleet.end()
