@@ -38,6 +38,8 @@ pub enum Listening {
     /// It succeeds, and no notification arrives, as with a pooler that shares connections. Connections that
     /// listen already go on.
     Swallowed = 1,
+    /// Nothing arrives on connections that listen, old or new, and they stay open.
+    Silent = 2,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +48,7 @@ struct StatementFaults {
     cut: Mutex<Option<CommitCut>>,
     listening: AtomicU8,
     swallowed: AtomicU64,
+    silenced: AtomicU64,
 }
 
 impl DatabaseProxy {
@@ -80,11 +83,24 @@ impl DatabaseProxy {
     pub fn swallowed(&self) -> u64 {
         self.faults.swallowed.load(Ordering::SeqCst)
     }
+
+    /// How many answers on listening connections did not arrive.
+    pub fn silenced(&self) -> u64 {
+        self.faults.silenced.load(Ordering::SeqCst)
+    }
 }
 
 impl StatementFaults {
     fn cut(&self) -> std::sync::MutexGuard<'_, Option<CommitCut>> {
         self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listening(&self) -> Listening {
+        match self.listening.load(Ordering::SeqCst) {
+            0 => Listening::Works,
+            1 => Listening::Swallowed,
+            _ => Listening::Silent,
+        }
     }
 }
 
@@ -93,9 +109,10 @@ struct Watcher(Arc<StatementFaults>);
 
 impl Inspector for Watcher {
     fn inspect(&self, piece: &mut [u8]) -> Passage {
-        if self.0.listening.load(Ordering::SeqCst) == Listening::Swallowed as u8
-            && let Some(at) = find(piece, LISTEN)
-        {
+        if let Some(at) = find(piece, LISTEN) {
+            if self.0.listening() != Listening::Swallowed {
+                return Passage::Mark;
+            }
             piece[at..at + SWALLOWED.len()].copy_from_slice(SWALLOWED);
             self.0.swallowed.fetch_add(1, Ordering::SeqCst);
         }
@@ -107,6 +124,14 @@ impl Inspector for Watcher {
             Some(CommitCut::Before) => Passage::Cut,
             Some(CommitCut::After) => Passage::CutAtReply,
         }
+    }
+
+    fn passes_answer(&self) -> bool {
+        let is_silent = self.0.listening() == Listening::Silent;
+        if is_silent {
+            self.0.silenced.fetch_add(1, Ordering::SeqCst);
+        }
+        !is_silent
     }
 }
 

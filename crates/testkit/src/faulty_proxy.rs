@@ -43,6 +43,11 @@ struct Shared {
 pub(crate) trait Inspector: std::fmt::Debug + Send + Sync {
     /// May change the bytes in place.
     fn inspect(&self, piece: &mut [u8]) -> Passage;
+
+    /// Whether an answer on a connection that was marked with [`Passage::Mark`] arrives.
+    fn passes_answer(&self) -> bool {
+        true
+    }
 }
 
 /// How the proxy treats a piece of data that a client sends.
@@ -53,6 +58,24 @@ pub(crate) enum Passage {
     Cut,
     /// The piece arrives. The connection is cut when the server answers, and the answer does not arrive.
     CutAtReply,
+    /// The piece arrives. From now on the inspector is asked about each answer on this connection.
+    Mark,
+}
+
+/// What becomes of a piece of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carriage {
+    Arrives,
+    /// It is lost, and the connection stays.
+    Vanishes,
+    Cut,
+}
+
+/// A connection, as seen by both of its directions.
+#[derive(Debug, Default)]
+struct Marks {
+    cuts_reply: AtomicBool,
+    is_marked: AtomicBool,
 }
 
 /// Lets everything pass.
@@ -94,20 +117,14 @@ impl FaultyProxy {
                 let (Ok(to_client), Ok(from_server)) = (client.try_clone(), server.try_clone()) else {
                     continue;
                 };
-                let cuts_reply = Arc::new(AtomicBool::new(false));
                 let (there, back) = (seen.clone(), seen.clone());
-                let is_cut = cuts_reply.clone();
+                let marks = Arc::new(Marks::default());
+                let seen_by_server = marks.clone();
                 std::thread::spawn(move || {
-                    there.carry(client, server, |piece| {
-                        let passage = there.inspector.inspect(piece);
-                        if passage == Passage::CutAtReply {
-                            cuts_reply.store(true, Ordering::SeqCst);
-                        }
-                        passage != Passage::Cut
-                    });
+                    there.carry(client, server, |piece| there.client_sends(piece, &marks));
                 });
                 std::thread::spawn(move || {
-                    back.carry(from_server, to_client, |_| !is_cut.load(Ordering::SeqCst));
+                    back.carry(from_server, to_client, |_| back.server_answers(&seen_by_server));
                 });
             }
         });
@@ -152,8 +169,28 @@ impl Shared {
         }
     }
 
-    /// Carries bytes in one direction until the connection ends or `pass` says no.
-    fn carry(&self, mut from: TcpStream, mut to: TcpStream, pass: impl Fn(&mut [u8]) -> bool) {
+    fn client_sends(&self, piece: &mut [u8], marks: &Marks) -> Carriage {
+        match self.inspector.inspect(piece) {
+            Passage::Pass => {}
+            Passage::Cut => return Carriage::Cut,
+            Passage::CutAtReply => marks.cuts_reply.store(true, Ordering::SeqCst),
+            Passage::Mark => marks.is_marked.store(true, Ordering::SeqCst),
+        }
+        Carriage::Arrives
+    }
+
+    fn server_answers(&self, marks: &Marks) -> Carriage {
+        if marks.cuts_reply.load(Ordering::SeqCst) {
+            return Carriage::Cut;
+        }
+        match marks.is_marked.load(Ordering::SeqCst) && !self.inspector.passes_answer() {
+            true => Carriage::Vanishes,
+            false => Carriage::Arrives,
+        }
+    }
+
+    /// Carries bytes in one direction until the connection ends or `judge` cuts it.
+    fn carry(&self, mut from: TcpStream, mut to: TcpStream, judge: impl Fn(&mut [u8]) -> Carriage) {
         let mut bytes = [0; 4096];
         let _ = from.set_read_timeout(Some(LOOK));
         let _ = to.set_nodelay(true);
@@ -179,8 +216,10 @@ impl Shared {
                 continue;
             }
             let piece = &mut bytes[..count];
-            if !pass(piece) || to.write_all(piece).is_err() {
-                break;
+            match judge(piece) {
+                Carriage::Arrives if to.write_all(piece).is_ok() => {}
+                Carriage::Vanishes => {}
+                Carriage::Arrives | Carriage::Cut => break,
             }
         }
         for stream in [from, to] {

@@ -321,7 +321,7 @@ async fn a_wake_up_reaches_the_other_servers_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_listener_is_noticed_and_replaced() {
+async fn a_listener_whose_connection_was_ended_is_replaced() {
     let Servers { one, _folder, .. } = servers(&[]).await;
     let notified = async || one.membership().wake_mode() == WakeMode::Notified;
     wait_until("it hears itself", notified).await;
@@ -341,6 +341,45 @@ async fn a_silent_listener_is_noticed_and_replaced() {
     let first = tokio::time::timeout(PATIENCE, heard.recv()).await.expect("in time");
     assert_eq!(first, Ok(Wake::Everything));
     wait_until("it hears itself again", notified).await;
+}
+
+/// The connection stays open, and nothing arrives on it any more, nor on the next ones.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listener_that_has_become_silent_is_noticed_and_replaced() {
+    let Fixture { folder, store: one } = TestEngine::Postgres.fixture().await;
+    let proxy = DatabaseProxy::to(&std::fs::read_to_string(url_file(&folder)).expect("the url"));
+    let two = Store::connect(&proxy.url().parse().expect("a url")).await.expect("a second server");
+    two.introduce(intro("two")).await.expect("known");
+    let mode = || two.membership().wake_mode();
+    let shown = async |expected| {
+        let records = one.servers().await.expect("no error");
+        records.iter().any(|record| record.intro.name == "two" && record.wakes == expected)
+    };
+    wait_until("it hears itself", async || mode() == WakeMode::Notified).await;
+    wait_until("others see it", async || shown(WakeMode::Notified).await).await;
+    assert_eq!(proxy.silenced(), 0);
+
+    proxy.set_listening(Listening::Silent);
+    let mut heard = two.membership().wakes();
+    one.membership().wake_others(Wake::Events);
+    wait_until("it has noticed", async || mode() == WakeMode::Polling).await;
+    wait_until("others see that it polls", async || shown(WakeMode::Polling).await).await;
+    assert!(proxy.silenced() > 0);
+    assert!(heard.try_recv().is_err(), "the wake-up did not arrive");
+    // Nothing but wake-ups is silent.
+    two.create_task(new_task(&["a"])).await.expect("a task");
+    let before = proxy.silenced();
+    wait_until("it has listened again in vain", async || proxy.silenced() > before).await;
+    assert_eq!(mode(), WakeMode::Polling);
+
+    proxy.set_listening(Listening::Works);
+    wait_until("it hears itself", async || mode() == WakeMode::Notified).await;
+    wait_until("others see it", async || shown(WakeMode::Notified).await).await;
+    let first = tokio::time::timeout(PATIENCE, heard.recv()).await.expect("in time");
+    assert_eq!(first, Ok(Wake::Everything), "it may have missed something");
+    one.membership().wake_others(Wake::Events);
+    let next = tokio::time::timeout(PATIENCE, heard.recv()).await.expect("in time");
+    assert_eq!(next, Ok(Wake::Events));
 }
 
 /// A pooler that shares connections lets LISTEN succeed, and delivers nothing.
