@@ -38,7 +38,7 @@ pub(crate) fn plan(up: &Up, agents: usize, script: &str) -> FleetPlan {
 
 /// Joins them and waits until all have been there.
 #[track_caller]
-fn fleet(up: &Up, agents: usize, script: &str) -> Fleet {
+pub(crate) fn fleet(up: &Up, agents: usize, script: &str) -> Fleet {
     let token = up.token(&["--uses", &agents.to_string()]);
     let token = Some(token.parse().expect("a token"));
     let fleet = Fleet::start(FleetPlan { token, ..plan(up, agents, script) }).expect("the fleet starts");
@@ -51,7 +51,7 @@ fn fleet(up: &Up, agents: usize, script: &str) -> Fleet {
 }
 
 #[track_caller]
-fn wait_until_connected(fleet: &Fleet) {
+pub(crate) fn wait_until_connected(fleet: &Fleet) {
     wait_until(GATHERING, "the fleet is connected", || {
         assert_eq!(fleet.trouble(), None);
         fleet.figures().connected == fleet.figures().agents
@@ -60,7 +60,7 @@ fn wait_until_connected(fleet: &Fleet) {
 
 /// Sends an op to this many agents and returns its task.
 #[track_caller]
-fn operate(up: &Up, agents: usize, op: Op) -> String {
+pub(crate) fn operate(up: &Up, agents: usize, op: Op) -> String {
     let mut body = up.proc("web").starts("./start.sh").body(op);
     let host = |number| Ipv4Addr::from_bits(first_ip().to_bits() + number);
     let hosts = (0..u32::try_from(agents).expect("few")).map(host);
@@ -70,7 +70,7 @@ fn operate(up: &Up, agents: usize, op: Op) -> String {
 
 /// Waits for every outcome, and says how many there are of each code.
 #[track_caller]
-fn outcomes(up: &Up, agents: usize, task: &str) -> Vec<(u64, usize)> {
+pub(crate) fn outcomes(up: &Up, agents: usize, task: &str) -> Vec<(u64, usize)> {
     let codes = wait_for(GATHERING, "every op has an outcome", || {
         let results = up.client.results_now(task);
         assert_eq!(results.len(), agents);

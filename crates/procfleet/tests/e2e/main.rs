@@ -45,6 +45,7 @@ mod idempotency;
 mod instances;
 mod job;
 mod kinds;
+mod large_copy;
 mod leftovers;
 mod lifecycle;
 mod limits;

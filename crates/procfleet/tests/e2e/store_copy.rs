@@ -12,7 +12,7 @@ use std::fs;
 const IP: &str = "127.0.0.2";
 
 #[track_caller]
-fn copy(up: &Up, url: &str, says: &str) -> Finished {
+pub(crate) fn copy(up: &Up, url: &str, says: &str) -> Finished {
     let from = up.data();
     let done = up.cli(&["store", "copy", "--from", from.to_str().expect("a text"), "--to", url]);
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -20,7 +20,7 @@ fn copy(up: &Up, url: &str, says: &str) -> Finished {
     done
 }
 
-fn psql(url: &str, sql: &str) -> String {
+pub(crate) fn psql(url: &str, sql: &str) -> String {
     Cluster::shared().psql(url.rsplit('/').next().expect("a name"), sql).expect("psql works")
 }
 
@@ -38,7 +38,7 @@ fn agents(up: &Up) -> Vec<(Value, Value, Value)> {
 }
 
 /// Nothing of the embedded store is left, so whatever the next server knows is in PostgreSQL.
-fn remove_embedded_store(up: &Up) {
+pub(crate) fn remove_embedded_store(up: &Up) {
     for name in ["server.db", "server.db-wal", "server.db-shm", "server.db.id"] {
         let _ = fs::remove_file(up.data().join(name));
     }
