@@ -130,20 +130,20 @@ mod tests {
         agent_message::Body::LogRead(LogRead { bytes: vec![0; 40 * 1024], ..LogRead::default() })
     }
 
-    /// A server that hangs, or whose packets are dropped, is left in less than 35 s. The limits are compared,
-    /// because a busy machine may be late with the end of a session.
+    /// A server that hangs, or whose packets are dropped, is left within 30 s. The limits are compared, because
+    /// a busy machine may be late with the end of a session.
     #[tokio::test]
     async fn a_silent_server_is_left_after_two_and_a_half_heartbeats() {
         // `HEARTBEAT` of the server's sessions/connection.rs; a test there asserts the same value.
         const HEARTBEAT_MS: u64 = 10_000;
-        const LONGEST: Duration = Duration::from_secs(35);
+        const LONGEST: Duration = Duration::from_secs(30);
         let (mut socket, _peer) = Box::pin(connected()).await;
         socket.expect_heartbeat(HEARTBEAT_MS);
         let silence = socket.silent_at() - socket.last_received;
         assert_eq!((silence, socket.write_limit), (Duration::from_secs(25), Duration::from_secs(30)));
         // A session that is idle, that writes, and that waits for its first answer.
         for limit in [silence, socket.write_limit, WELCOME] {
-            assert!(limit < LONGEST, "{limit:?}");
+            assert!(limit <= LONGEST, "{limit:?}");
         }
         // A write that begins late gets only the time that is left.
         socket.last_received -= silence;
