@@ -16,6 +16,7 @@
 //! - [`fuzz`]: random changes of valid inputs;
 //! - [`pattern`]: patterns for answers;
 //! - [`schema_faults`]: checks an answer against the API document; [`Client`] does so for every answer;
+//! - [`broken_invariants`]: what must hold in a PostgreSQL store at the end of a test;
 //! - [`wait_for`]: the one way to wait.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a test may fail with its output")]
@@ -30,6 +31,7 @@ mod faulty_proxy;
 mod fifo;
 pub mod fuzz;
 mod haproxy;
+mod invariants;
 mod joined;
 mod machine;
 pub mod pattern;
@@ -52,6 +54,7 @@ pub use disk::{Disk, ReadOnly};
 pub use faulty_proxy::{FaultyProxy, Way};
 pub use fifo::{Fifo, HeldReader};
 pub use haproxy::Haproxy;
+pub use invariants::broken_invariants;
 pub use joined::Joined;
 pub use machine::{Need, has, need};
 pub use postgres::{Cluster, PoolMode, Pooler};

@@ -8,6 +8,7 @@
 //! ends it with the test program (PR_SET_PDEATHSIG). Statics are not dropped, so a shell removes the folder
 //! (about 1 GiB) after the end of both.
 
+use crate::invariants::{OPEN_OPS, broken_invariants};
 use crate::process::{self, kill};
 use crate::wait::{EVERY, PATIENCE, ask_again, wait_for, wait_until};
 use rustix::process::Signal;
@@ -282,6 +283,19 @@ impl Cluster {
             true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
             false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
         }
+    }
+
+    /// Waits until every op of the database of this URL has ended, and checks what must hold then.
+    #[track_caller]
+    pub fn assert_invariants(&self, url: &str) {
+        let name = url.rsplit('/').next().and_then(|name| name.split('?').next()).expect("a name");
+        let count = |sql: &str| -> i64 {
+            let number = self.psql(name, sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
+            number.parse().unwrap_or_else(|error| panic!("{sql}: {error}"))
+        };
+        wait_until(PATIENCE, "every op has its outcome", || count(OPEN_OPS) == 0);
+        let broken = broken_invariants(count);
+        assert!(broken.is_empty(), "{broken:?}");
     }
 
     fn data(&self) -> PathBuf {

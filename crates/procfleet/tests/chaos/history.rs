@@ -6,7 +6,7 @@
 use crate::any_server::AnyServer;
 use crate::database::SharedDatabase;
 use crate::short_lived;
-use procfleet_testkit::{Answer, Op, Proc, ask_again};
+use procfleet_testkit::{Answer, Op, Proc, ask_again, broken_invariants};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -305,8 +305,7 @@ fn denies(message: &str) -> bool {
         .any(|words| message.contains(words))
 }
 
-/// As [`check_store`], for servers that share a database; and what only they could get wrong: counts, and the
-/// numbers of events.
+/// As [`check_store`], for servers that share a database.
 pub(crate) fn check_database(verdict: &mut Verdict, database: &SharedDatabase, others: usize) {
     let count = |sql: &str| database.count(sql);
     let (tasks, sent) = (count("SELECT count(*) FROM tasks"), verdict.tasks + others);
@@ -322,33 +321,14 @@ pub(crate) fn check_database(verdict: &mut Verdict, database: &SharedDatabase, o
     if open + late > 0 {
         verdict.note(format!("in the store {open} ops are open, and {late} ended late"));
     }
-    let miscounted = count(
-        "SELECT count(*) FROM task_counts JOIN tasks USING (number) WHERE open + succeeded + failed <> total OR is_open \
-         OR succeeded + failed <> (SELECT count(*) FROM outcomes WHERE task = number)",
-    );
-    let gaps = count("SELECT (SELECT last FROM event_counter) - count(*) FROM events");
-    verdict.untrue += miscounted + gaps;
-    if miscounted + gaps > 0 {
-        verdict.note(format!("{miscounted} tasks are counted wrongly, {gaps} event numbers are missing"));
-    }
 }
 
-/// Checks that no transaction is left open, while the servers still run: their ends would close it.
-pub(crate) fn check_transactions(verdict: &mut Verdict, database: &SharedDatabase) {
-    let idle = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction' \
-                AND state_change < now() - interval '10 s'";
-    // Transactions take advisory locks for moments only; a lock of an idle connection is left over.
-    let locks = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' \
-                 AND datname = current_database() AND state = 'idle'";
-    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
-    for (sql, what) in
-        [(idle, "transactions are left open"), (locks, "advisory locks are left"), (deadlocks, "deadlocks")]
-    {
-        let found = database.count(sql);
-        verdict.untrue += found;
-        if found > 0 {
-            verdict.note(format!("{found} {what}"));
-        }
+/// Checks what must hold in every store, while the servers still run: their ends would close the transactions
+/// that they have left open.
+pub(crate) fn check_invariants(verdict: &mut Verdict, database: &SharedDatabase) {
+    for (found, what) in broken_invariants(|sql| database.number(sql)) {
+        verdict.untrue += usize::try_from(found.abs()).unwrap_or(usize::MAX);
+        verdict.note(format!("{found} {what}"));
     }
 }
 

@@ -452,7 +452,7 @@ impl World {
     /// Ends the server and checks its store.
     pub(crate) fn close(&mut self, mut verdict: Verdict) -> Verdict {
         if let Some(database) = &self.database {
-            history::check_transactions(&mut verdict, database);
+            history::check_invariants(&mut verdict, database);
         }
         for server in &mut self.servers {
             server.program.end(Signal::TERM, PATIENCE);

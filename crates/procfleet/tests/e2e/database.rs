@@ -103,6 +103,7 @@ fn a_database_that_says_nothing_delays_no_answer_and_moves_no_agent() {
         assert!(!log.contains("declared"), "{place}: {log}");
     }
     assert_eq!(agent.stderr().matches("connected epoch=").count(), 1, "{OTHER}");
+    cluster.assert_invariants(&url);
 }
 
 #[test]
@@ -159,6 +160,7 @@ fn a_crash_of_the_database_loses_no_task_and_makes_none_twice() {
     let log = up.stderr();
     assert_eq!(log.matches("agent connected").count(), 1, "{log}");
     assert!(!log.contains("agent disconnected"), "{log}");
+    cluster.assert_invariants(&url);
 }
 
 /// A connection of an ordinary account. `None`: PostgreSQL has no more.
@@ -245,13 +247,15 @@ fn a_database_without_connections_costs_running_servers_nothing() {
     for log in [up.stderr(), other.program.stderr()] {
         assert!(reasons.iter().all(|reason| !log.contains(reason)), "{log}");
     }
+    cluster.assert_invariants(&url);
 }
 
 /// As a primary that was demoted and has only its old address.
 #[test]
 fn a_database_that_is_read_only_is_away_until_it_is_not() {
     let cluster = Cluster::own(&[]);
-    let up = on(&cluster.database());
+    let url = cluster.database();
+    let up = on(&url);
     let proc = up.proc("web").starts(&programs::foreground());
     let pid = proc.start();
     let set = |value: &str| {
@@ -271,4 +275,5 @@ fn a_database_that_is_read_only_is_away_until_it_is_not() {
     proc.op(Op::Stop).assert_success();
     assert!(!is_running(pid));
     assert!(!up.stderr().contains("agent disconnected"), "{}", up.stderr());
+    cluster.assert_invariants(&url);
 }

@@ -198,4 +198,5 @@ fn servers_go_on_after_a_failover_that_loses_the_last_changes() {
         let epochs = epochs(&log);
         assert!(epochs.len() > 1 && epochs.is_sorted_by(|one, next| one < next), "{epochs:?} in {log}");
     }
+    all.standby.assert_invariants(&all.database);
 }

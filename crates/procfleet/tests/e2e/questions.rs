@@ -8,8 +8,8 @@ use crate::up;
 use procfleet_proto::peer::PEER_PATH;
 use procfleet_sim::ShownCertificate;
 use procfleet_testkit::{
-    Client, DatabaseProxy, Joined, Op, PATIENCE, Proc, Program, Signal, Up, Way, account, is_running, kill,
-    programs, wait_until,
+    Client, Cluster, DatabaseProxy, Joined, Op, PATIENCE, Proc, Program, Signal, Up, Way, account,
+    is_running, kill, programs, wait_until,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -80,6 +80,7 @@ fn logs_and_specs_are_read_through_any_server() {
     let errors =
         [&up.client, &second.client].map(|client| client.get(&question(&unknown, "&host=0:127.0.0.1")).body);
     assert!(errors[0]["message"] == errors[1]["message"] && errors[1]["code"] == 1_000_104, "{errors:?}");
+    Cluster::shared().assert_invariants(&url);
 }
 
 /// Servers and agents follow a new CA without a restart, and trust each other under it.
@@ -103,6 +104,7 @@ fn questions_and_agents_go_on_between_servers_under_a_new_ca() {
     second.program.end(Signal::KILL, PATIENCE);
     wait_until(PATIENCE, "its agent is at the first server", || row(&up.client, "one")["agents"] == 2);
     proc.op(Op::Stop).assert_success();
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -129,6 +131,7 @@ fn rights_are_the_same_at_a_server_that_asks_another() {
     done(up.cli(&["app", "grant", "reader", "--op", "start"]));
     there.get(&question(&proc, "")).assert_refused(DENIED, &["query"]);
     second.client.as_app("reader", "wrong").get(&question(&proc, "")).assert_refused(DENIED, &[]);
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -150,6 +153,7 @@ fn an_agent_is_found_after_it_has_moved_to_another_server() {
     }
     fs::write(proc.folder.join("go"), "").expect("our own folder");
     wait_until(PATIENCE, "the second line is shown", || followed.stdout() == "one\ntwo\n");
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -178,6 +182,7 @@ fn a_server_that_cannot_be_asked_is_named() {
     wait_until(PATIENCE, "the log is read through the other server", || {
         up.client.get(&question(&proc, "")).body["data"]["lines"] == json!(["one"])
     });
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -209,6 +214,7 @@ fn a_server_that_alone_has_lost_the_database_sends_its_agents_away() {
     agent.wait_until_log_says("this server does not reach the database, and others do");
     wait_until(PATIENCE, "the first one has both", || row(&up.client, "one")["agents"] == 2);
     assert!(!up.stderr().contains("agent disconnected"), "its own agent stays: {}", up.stderr());
+    Cluster::shared().assert_invariants(&url);
 }
 
 /// Nothing arrives from the database any more, and no connection is closed. What was sent arrives later.
@@ -243,6 +249,7 @@ fn a_server_that_was_cut_off_silently_comes_back_as_a_new_one() {
     there.op(Op::Stop).assert_success();
     assert!(!is_running(successor));
     assert!(agent.is_running());
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -266,4 +273,5 @@ fn a_database_that_is_away_for_all_servers_moves_no_agent() {
         assert!(!log.contains("agent disconnected"), "{log}");
     }
     proc.op(Op::Kill).assert_success();
+    Cluster::shared().assert_invariants(&url);
 }

@@ -1,8 +1,11 @@
 //! Several servers on one PostgreSQL database: any of them takes any call, and the others carry on when one
 //! dies.
 
+use crate::access::OTHER;
+use crate::questions::agent_at;
 use procfleet_testkit::{
-    Client, Cluster, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, kill, programs, wait_until,
+    Client, Cluster, DatabaseProxy, Joined, Listening, Op, PATIENCE, Proc, Program, Signal, Up, is_running,
+    kill, programs, wait_until,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -101,6 +104,7 @@ fn a_call_to_any_server_reaches_the_agent_of_another() {
     assert_eq!((&row["fresh"], &row["pid"]), (&json!(true), &json!(pid)), "{row}");
     there.op(Op::Stop).assert_success();
     assert!(!is_running(pid));
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -116,6 +120,7 @@ fn a_cancellation_reaches_the_server_that_holds_the_agent() {
     outcome.assert_says("cancelled");
     proc.open_gate("go");
     proc.op(Op::Stop);
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -135,6 +140,7 @@ fn an_event_wakes_those_who_wait_at_another_server() {
     });
     assert_eq!(seen["last"].as_u64().map(|last| last > after), Some(true), "{seen}");
     proc.op(Op::Stop);
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -148,6 +154,7 @@ fn an_agent_that_is_revoked_through_another_server_is_disconnected() {
     wait_until(PATIENCE, "no server shows it as connected", || {
         !is_connected(&up.client) && !is_connected(&other.client)
     });
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -169,6 +176,7 @@ fn a_repeated_request_is_one_task_whichever_server_gets_it() {
         });
         assert_eq!(here, there, "{key}");
     }
+    Cluster::shared().assert_invariants(&url);
 }
 
 /// The server is stopped, not killed: its connections stay, and it answers nobody.
@@ -191,6 +199,36 @@ fn the_ops_of_a_server_that_is_stopped_get_their_outcomes_from_another() {
     assert_eq!(other.client.outcome(&task.id).pid(), Some(pid));
     wait_until(PATIENCE, "its agent is back", || is_connected(&other.client));
     proc.op(Op::Stop).assert_success();
+    Cluster::shared().assert_invariants(&url);
+}
+
+/// The connection on which a server listens stays open, and nothing arrives on it any more.
+#[test]
+fn an_op_reaches_the_server_whose_listener_has_become_silent() {
+    let (up, url) = first();
+    let proxy = DatabaseProxy::to(&url);
+    let other = OtherServer::start(&up, proxy.url());
+    let _agent = agent_at(&up, &other.client, "two");
+    let shows = |wakes: &str| row(&up.client, "two")["wakeups"] == wakes;
+    wait_until(PATIENCE, "it hears the database", || shows("notified"));
+    let proc = up.proc("web").on_host(OTHER).starts(&programs::foreground());
+    proxy.set_listening(Listening::Silent);
+    // Nobody has noticed yet.
+    proc.op(Op::Start).assert_success();
+    let pid = proc.wait_for_program();
+    assert!(proxy.silenced() > 0, "a wake-up was lost");
+    wait_until(PATIENCE, "it polls", || shows("polling"));
+    assert!(other.program.stderr().contains("wake-ups of the database do not arrive"));
+    proc.op(Op::Restart).assert_success();
+    assert!(!is_running(pid));
+    assert!(shows("polling"));
+    proxy.set_listening(Listening::Works);
+    wait_until(PATIENCE, "it hears the database again", || shows("notified"));
+    assert!(other.program.stderr().contains("wake-ups of the database arrive"));
+    proc.op(Op::Stop).assert_success();
+    assert!(!up.stderr().contains("declared"), "{}", up.stderr());
+    assert!(!other.program.stderr().contains("agent disconnected"), "{}", other.program.stderr());
+    Cluster::shared().assert_invariants(&url);
 }
 
 /// The agents of each living server, by its name.
@@ -227,6 +265,7 @@ fn a_drained_server_sends_its_agents_to_the_others_and_gets_them_back_when_those
     assert!(!is_running(pid));
     wait_until(PATIENCE, "the dead server is known to be dead", || agents_of(&up.client).len() == 1);
     proc.op(Op::Stop).assert_success();
+    Cluster::shared().assert_invariants(&url);
 }
 
 /// An agent of another host that has joined at the first server.
@@ -260,6 +299,7 @@ fn an_agent_that_joined_before_a_server_was_added_goes_there_when_its_own_dies()
         row(&other.client, "two")["leases"].as_array().map_or(0, Vec::len) == 5
     });
     assert_eq!(row(&other.client, "one")["leases"], json!([]));
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]
@@ -283,6 +323,7 @@ fn the_agents_of_a_server_that_is_stopped_go_to_the_other_one() {
     let audit = audit.as_array().expect("a list").iter();
     let audit: Vec<String> = audit.map(|row| format!("{} {}", row["subject"], row["detail"])).collect();
     assert_eq!(audit, [r#""one" "take agents again""#, r#""one" "drain""#]);
+    Cluster::shared().assert_invariants(&url);
 }
 
 #[test]

@@ -219,9 +219,7 @@ fn a_server_that_was_stopped_sends_no_op_before_it_has_its_place_again() {
     wait_until(GATHERING, "every op has an outcome", || number(&url, open) == 0);
     let all = usize::from(AGENTS) * 2 * LIGHT_OPS + (busy.len() + busy_later.len()) * BUSY_OPS;
     check_runs(&url, [steady, restless], all);
-    let miscounted = "SELECT count(*) FROM task_counts JOIN tasks USING (number) WHERE open <> 0 OR is_open \
-                      OR succeeded + failed <> total";
-    assert_eq!(number(&url, miscounted), 0);
+    Cluster::shared().assert_invariants(&url);
 }
 
 /// Each op has one outcome, and was run as often as its outcome says.
