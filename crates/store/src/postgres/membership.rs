@@ -117,9 +117,10 @@ pub(super) async fn enter(client: &impl GenericClient, membership: &Membership) 
     for row in others {
         let (id, process): (i64, &str) = (row.try_get(0)?, row.try_get(1)?);
         if ProcessId::is_gone(process) {
-            client
-                .execute("UPDATE servers SET state = 'fenced' WHERE id = $1 AND state = 'up'", &[&id])
-                .await?;
+            let sql = "UPDATE servers SET state = 'fenced', \
+                       ended_at = (extract(epoch FROM clock_timestamp()) * 1000)::bigint \
+                       WHERE id = $1 AND state = 'up'";
+            client.execute(sql, &[&id]).await?;
             tracing::info!(server = id, "a server of this machine that has ended was declared dead");
         }
     }
@@ -222,7 +223,8 @@ impl Beats {
 
 /// Lets others take over at once. The database may be away by now, which costs them their wait.
 pub(super) async fn leave(connection: &Object, run: ServerId) -> Result<(), PgFault> {
-    let sql = "UPDATE servers SET state = 'left' WHERE id = $1 AND state = 'up'";
+    let sql = "UPDATE servers SET state = 'left', \
+               ended_at = (extract(epoch FROM clock_timestamp()) * 1000)::bigint WHERE id = $1 AND state = 'up'";
     connection.execute(sql, &[&run.0]).await?;
     Ok(())
 }
@@ -522,7 +524,8 @@ async fn take_over(database: Database, run: ServerId, silent: Vec<(ServerId, u64
         // Fencing waits for the changes of the fenced server.
         client.batch_execute("SET lock_timeout = '2s'; SET statement_timeout = '5s'").await?;
         for (id, beat) in silent {
-            let sql = "UPDATE servers SET state = 'fenced' FROM beats \
+            let sql = "UPDATE servers SET state = 'fenced', \
+                       ended_at = (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM beats \
                        WHERE servers.id = $1 AND beats.server = $1 AND state = 'up' AND beat = $2";
             let beat = clamped(beat);
             if client.execute(sql, &[&id.0, &beat]).await? > 0 {

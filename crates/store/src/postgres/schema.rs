@@ -13,6 +13,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0002_store_use.sql"),
     include_str!("migrations/0003_procs_in_place.sql"),
     include_str!("migrations/0004_database_history.sql"),
+    include_str!("migrations/0005_server_ends.sql"),
 ];
 
 /// The first of the two numbers of our advisory locks: the letters "proc".

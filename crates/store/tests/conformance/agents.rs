@@ -3,6 +3,7 @@
 use super::*;
 use procfleet_proto::http::cursor::ProcOrder;
 use procfleet_store::clock::ClockReading;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 on_each_engine!(a_token_is_spent_exactly_as_often_as_it_may_be);
 async fn a_token_is_spent_exactly_as_often_as_it_may_be(engine: TestEngine) {
@@ -93,6 +94,37 @@ async fn a_token_takes_no_host_away_from_another_business(engine: TestEngine) {
     let at = store.agent_at(host(1)).await.expect("no error").map(|record| record.agent);
     assert_eq!(at, Some(agent("old")));
     store.join(shown(), joining("new", 2), 1_700).await.expect("no error").expect("no use was spent");
+}
+
+on_each_engine!(an_agent_whose_server_has_ended_is_lost_a_day_later);
+async fn an_agent_whose_server_has_ended_is_lost_a_day_later(engine: TestEngine) {
+    const DAY: i64 = 86_400_000;
+    let Fixture { folder, store } = engine.with_agents(&["old"]).await;
+    let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("later").as_millis());
+    let now = now.expect("a time of today");
+    let plain = NewToken {
+        id: "t2".to_owned(),
+        expires_at: now + 9 * DAY,
+        replaces: Replaces::LostAgents,
+        ..token(10)
+    };
+    store.create_token(plain).await.expect("a token");
+    store
+        .agent_connected(&agent("old"), "0.1.0", "null", now - 30 * DAY, NEVER_CONNECTED)
+        .await
+        .expect("connected");
+    // As after `kill -9`: the end of the session is not stored.
+    store.close().await.expect("closes");
+    let store = engine.reopen(&folder).await.expect("it opens again");
+    let shown = || TokenUse { id: "t2".to_owned(), secret_hash: SECRET };
+    let join = async |now: i64| store.join(shown(), joining("new", 1), now).await.expect("no error");
+    let in_use = JoinTokenRefusal::HostInUse(host(1));
+    assert_eq!(join(now + DAY / 2).await, Err(in_use));
+    let refusal = store.join_refusal(shown(), host(1).ip, now + DAY / 2).await;
+    assert_eq!(refusal.expect("no error"), Some(in_use));
+    let refusal = store.join_refusal(shown(), host(1).ip, now + 2 * DAY).await;
+    assert_eq!(refusal.expect("no error"), None);
+    assert_eq!(join(now + 2 * DAY).await.map(|joined| joined.retired), Ok(vec![agent("old")]));
 }
 
 on_each_engine!(only_a_token_for_that_replaces_an_agent_that_is_well);
