@@ -137,6 +137,9 @@ pub(crate) struct PastProc {
     pub(crate) registered_at: i64,
     /// Ops that had begun.
     pub(crate) interrupted: Vec<(OpId, OpKind)>,
+    /// Ops that had not begun when the host was restarted. Their deadlines are on a clock that no longer
+    /// exists.
+    pub(crate) unbegun: Vec<(OpId, OpKind)>,
     /// Ops that were accepted and had not begun. They may still be carried out.
     pub(crate) waiting: Vec<Order>,
 }
@@ -159,6 +162,13 @@ pub(crate) enum JournalledOp {
     /// The op, or these parts of it, are waiting or running.
     Open(Vec<(ProcKey, OpId)>),
     Done(Outcome),
+}
+
+impl PastProc {
+    fn without_record(key: ProcKey) -> PastProc {
+        let (interrupted, unbegun, waiting) = (Vec::new(), Vec::new(), Vec::new());
+        PastProc { key, record: None, registered_at: 0, interrupted, unbegun, waiting }
+    }
 }
 
 impl Journal {
@@ -500,14 +510,8 @@ fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
             }
         };
         let record = if same_boot { record } else { record.after_reboot() };
-        let proc = PastProc {
-            key,
-            record: Some(record),
-            registered_at: row.get(3)?,
-            interrupted: Vec::new(),
-            waiting: Vec::new(),
-        };
-        past.procs.push(proc);
+        let registered_at = row.get(3)?;
+        past.procs.push(PastProc { record: Some(record), registered_at, ..PastProc::without_record(key) });
     }
     drop(rows);
 
@@ -544,14 +548,14 @@ fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
         }
         let key = ProcKey { namespace: row.get(1)?, name: row.get(2)? };
         let index = past.procs.iter().position(|proc| proc.key == key).unwrap_or_else(|| {
-            let (interrupted, waiting) = (Vec::new(), Vec::new());
-            past.procs.push(PastProc { key, record: None, registered_at: 0, interrupted, waiting });
+            past.procs.push(PastProc::without_record(key));
             past.procs.len() - 1
         });
-        // The deadline of an order from before a reboot is on a clock that no longer exists.
-        match state == 0 && same_boot {
-            true => past.procs[index].waiting.push(order),
-            false => past.procs[index].interrupted.push((op, order.kind)),
+        let proc = &mut past.procs[index];
+        match (state == 0, same_boot) {
+            (true, true) => proc.waiting.push(order),
+            (true, false) => proc.unbegun.push((op, order.kind)),
+            (false, _) => proc.interrupted.push((op, order.kind)),
         }
     }
     for (whole, parts) in divided {

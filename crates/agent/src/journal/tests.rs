@@ -139,11 +139,10 @@ async fn the_journal_distinguishes_begun_from_waiting_ops_and_boots() {
     let a = &past.procs[0];
     assert_eq!(a.record, Some(record().after_reboot()));
     assert_eq!(
-        a.interrupted,
-        [(begun.op, OpKind::Stop), (waiting.op, OpKind::Start)],
-        "no deadline outlives a boot"
+        (&a.interrupted, &a.unbegun),
+        (&vec![(begun.op, OpKind::Stop)], &vec![(waiting.op, OpKind::Start)])
     );
-    assert!(a.waiting.is_empty());
+    assert!(a.waiting.is_empty(), "no deadline outlives a boot");
 }
 
 /// A journal as the first version wrote it. It must be readable for ever.

@@ -347,10 +347,17 @@ impl SupervisorWork {
 
     async fn take_up(&mut self, proc: PastProc) {
         // Waiting orders are in `held`.
-        let PastProc { key, record, registered_at, interrupted, waiting: _ } = proc;
-        let open = interrupted.iter().map(|(op, _)| *op);
+        let PastProc { key, record, registered_at, interrupted, unbegun, waiting: _ } = proc;
+        let open = interrupted.iter().chain(&unbegun).map(|(op, _)| *op);
         // Parts were resumed with their siblings.
         open.filter(|op| op.whole().1.is_none()).for_each(|op| self.shared.open.begin(op));
+        for (op, kind) in unbegun {
+            let message = format!(
+                "interrupted: the host was restarted before {} was begun; nothing was done",
+                kind.verb()
+            );
+            self.end_unbegun(&key, op, Outcome::without_agent(Code::Interrupted, message, kind)).await;
+        }
         match record {
             Some(record) => {
                 let (machine, step) = Machine::recover(key.clone(), record, interrupted);

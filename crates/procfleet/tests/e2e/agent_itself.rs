@@ -360,6 +360,13 @@ fn journal(data: &Path, sql: &str) {
     assert_eq!(changed, 1, "{sql}");
 }
 
+/// The ops in the agent's journal that wait.
+fn ops_not_begun(data: &Path) -> u32 {
+    let journal = rusqlite::Connection::open(data.join("agent.db")).expect("the journal");
+    let count = "SELECT count(*) FROM ops WHERE state = 0";
+    journal.query_row(count, [], |row| row.get(0)).expect("a journal")
+}
+
 #[test]
 fn a_proc_whose_record_cannot_be_read_is_left_alone() {
     let up = up();
@@ -407,6 +414,8 @@ fn after_a_boot_only_hosted_procs_are_started() {
     let slow = up.proc("slow").on_host(IP).starts("echo x >> runs; sleep 1000; exec ./web 1000");
     let cut_off = slow.submit(Op::Start);
     slow.wait_for_runs(1);
+    let not_begun = slow.submit(Op::Restart);
+    wait_until(PATIENCE, "the agent has stored the restart", || ops_not_begun(&data) == 1);
     agent.end(Signal::KILL);
     // As a host that goes down ends them.
     for pid in procs.iter().chain([&unhosted, &slow]).flat_map(Proc::pids) {
@@ -417,6 +426,10 @@ fn after_a_boot_only_hosted_procs_are_started() {
     agent.wait_until_connected(&up, IP);
     let outcome = cut_off.outcome();
     assert_eq!(outcome.code, 805, "{outcome:?}");
+    assert!(outcome.message.contains("was under way"), "{outcome:?}");
+    let outcome = not_begun.outcome();
+    assert_eq!(outcome.code, 805, "{outcome:?}");
+    assert!(outcome.message.contains("restart was begun; nothing was done"), "{outcome:?}");
     for (proc, old) in procs.iter().zip(pids) {
         let new = wait_for(PATIENCE, "it is started", || proc.program_pid().filter(|new| *new != old));
         proc.row_with_pid(new);
