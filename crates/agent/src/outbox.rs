@@ -3,7 +3,7 @@
 
 use procfleet_core::id::OpId;
 use procfleet_core::op::Outcome;
-use procfleet_proto::link::Report;
+use procfleet_proto::link::{BATCH, Report};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,10 +11,8 @@ use tokio::sync::Notify;
 
 /// An outcome that was sent and is not confirmed after this long is sent again.
 const REPEAT: Duration = Duration::from_secs(10);
-/// A batch stays below this, so that it fits a frame of the link; one report never has more than half of it.
-const BATCH_BYTES: usize = 40 * 1024;
-/// Maximum number of confirmations in a batch.
-const BATCH_TAKEN: usize = 256;
+/// Maximum number of confirmations in a batch; each has less than 64 bytes.
+const BATCH_TAKEN: usize = BATCH / 64;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outbox {
@@ -95,7 +93,7 @@ impl Outbox {
         for (op, (outcome, sent)) in due {
             let report = Report::done(*op, outcome);
             bytes += report.size() + 8;
-            if bytes > BATCH_BYTES && !batch.is_empty() {
+            if bytes > BATCH && !batch.is_empty() {
                 break;
             }
             *sent = Some(now);
@@ -164,16 +162,19 @@ mod tests {
 
     #[test]
     fn many_outcomes_go_in_several_batches() {
-        let outbox = Outbox::new((0..100).map(|number| (op(number), outcome(12_000))).collect());
-        let mut sent = 0;
-        loop {
-            let batch = outbox.next_batch(Instant::now());
-            if batch.is_empty() {
-                break;
+        for length in [3, 12_000] {
+            let outbox = Outbox::new((0..100).map(|number| (op(number), outcome(length))).collect());
+            (100..300).for_each(|number| outbox.taken(op(number)));
+            let mut sent = 0;
+            loop {
+                let batch = outbox.next_batch(Instant::now());
+                if batch.is_empty() {
+                    break;
+                }
+                assert!(batch.len() == 1 || batch.iter().map(Report::size).sum::<usize>() <= BATCH);
+                sent += batch.len();
             }
-            assert!(batch.iter().map(Report::size).sum::<usize>() < 60 * 1024);
-            sent += batch.len();
+            assert_eq!(sent, 300);
         }
-        assert_eq!(sent, 100);
     }
 }

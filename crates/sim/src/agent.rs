@@ -16,8 +16,8 @@ use procfleet_core::id::{Epoch, OpId, ProcKey};
 use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::server_choice::{DrainedTo, LinkResult, NextServer, ServerChoice};
 use procfleet_proto::link::{
-    BadMessage, Drain, Hello, HostFacts, LINK_PATH, Op, ProcStateMessage, Report, Reports, SpecRead, States,
-    agent_message, decode_server, server_message::Body,
+    BATCH, BadMessage, Drain, Hello, HostFacts, LINK_PATH, Op, ProcStateMessage, Report, Reports, SpecRead,
+    States, agent_message, decode_server, server_message::Body,
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -33,8 +33,6 @@ const REPEAT: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 32;
 /// How many messages that have arrived already are read before anything is answered.
 const READ_AHEAD: usize = 64;
-/// Reports in one message, so that it fits a frame.
-const BATCH: usize = 100;
 
 /// State that all agents of the fleet share.
 pub(crate) struct FleetShared {
@@ -394,9 +392,10 @@ impl Agent {
         loop {
             let (now, at) = (Instant::now(), now_ns());
             let mut reports = Vec::new();
+            let mut bytes = 0;
             let mut drop_after = false;
             for (op, known) in &mut self.ops {
-                if reports.len() >= BATCH {
+                if bytes >= BATCH {
                     break;
                 }
                 match known {
@@ -404,6 +403,7 @@ impl Agent {
                         *reported = true;
                         drop_after |= self.random.percent(self.shared.script.drop.taken_percent);
                         reports.push(Report::taken(*op));
+                        bytes += 64;
                     }
                     UnconfirmedOp::Ended { report, sent, times }
                         if sent.is_none_or(|sent| now >= sent + REPEAT) =>
@@ -412,6 +412,7 @@ impl Agent {
                         times.reported = at;
                         drop_after |= self.random.percent(self.shared.script.drop.reported_percent);
                         reports.push(Report::clone(report));
+                        bytes += report.size();
                     }
                     UnconfirmedOp::Running { .. } | UnconfirmedOp::Ended { .. } => {}
                 }

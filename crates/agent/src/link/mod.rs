@@ -23,7 +23,7 @@ use procfleet_core::server_choice::{DrainedTo, LinkResult, NextServer, ServerCho
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::panics;
 use procfleet_proto::link::{
-    BadMessage, Drain, Events, Hello, LINK_PATH, LogRead, OmittedAccounts, OpOrder, ReadLog, ReadSpec,
+    BATCH, BadMessage, Drain, Events, Hello, LINK_PATH, LogRead, OmittedAccounts, OpOrder, ReadLog, ReadSpec,
     Reports, SpecRead, States as StatesMessage, agent_message, server_message::Body,
 };
 use std::cell::Cell;
@@ -34,8 +34,6 @@ use tracing::{debug, info, warn};
 
 /// Maximum number of ops in a hello, so that it fits a frame. Others are sent once more, and recognised.
 const TAKEN_NAMED: usize = 1_000;
-/// Maximum size of one message of states, so that it fits a frame.
-const STATES_BYTES: usize = 40 * 1024;
 /// Maximum size of one message of events; smaller on a slow link. The next message is sent when the server
 /// has stored the last one.
 const EVENTS_BYTES: usize = 40 * 1024;
@@ -566,7 +564,7 @@ async fn flush_if_full(
     bytes: &mut usize,
     more: usize,
 ) -> Result<(), LinkEnd> {
-    if *bytes + more > STATES_BYTES && *bytes > 0 {
+    if *bytes + more > BATCH && *bytes > 0 {
         socket.send(agent_message::Body::States(std::mem::take(batch))).await?;
         *bytes = 0;
     }
