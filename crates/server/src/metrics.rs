@@ -157,7 +157,7 @@ impl Metrics {
         let (dropped, delayed, shortened) = (Family::default(), Family::default(), Family::default());
         let help = "Items that agents sent beyond their limits and that were not stored";
         registry.register("agent_dropped", help, dropped.clone());
-        let help = "Messages of agents that were delayed because the agent was above its budget";
+        let help = "Messages of agents that were delayed: the agent was above its budget, or the disk of the server is full";
         registry.register("agent_delayed", help, delayed.clone());
         let help = "Items that agents sent with texts that were too long and that were stored shortened";
         registry.register("agent_shortened", help, shortened.clone());

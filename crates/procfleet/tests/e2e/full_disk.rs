@@ -1,8 +1,9 @@
 //! Server and agent on a full disk.
 
+use crate::events::events_of;
 use crate::up;
 use procfleet_testkit::{
-    Disk, Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, programs, wait_until,
+    Disk, Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, kill, programs, wait_until,
 };
 use serde_json::{Value, json};
 
@@ -93,6 +94,26 @@ fn a_start_without_its_log_and_a_backup_on_a_full_disk_name_the_disk() {
     let backup = up.cli(&["store", "backup", &file.display().to_string()]);
     assert_names_disk(&backup, &disk.path().display().to_string());
     assert!(!file.exists(), "no partial backup is left");
+}
+
+/// Otherwise events of the whole fleet would use up the reserve that stops and kills need.
+#[test]
+fn events_wait_on_their_hosts_while_the_disk_of_the_server_is_full() {
+    let Some((up, disk)) = Up::start_on_disk(env!("CARGO_BIN_EXE_procfleet"), "32m") else { return };
+    let mut agent = Joined::start(up.binary(), &up.link(), &up.folder("agent"), IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let proc = up.proc("web").on_host(IP).starts(&programs::foreground());
+    let first = proc.start();
+    wait_until(PATIENCE, "the event of the start", || events_of(&up, &proc).len() == 1);
+    disk.fill();
+    kill(first, Signal::KILL);
+    wait_until(PATIENCE, "it is started again", || proc.program_pid().is_some_and(|pid| pid != first));
+    let delayed = "procfleet_agent_delayed_total{what=\"events\"}";
+    wait_until(PATIENCE, "the events wait", || up.client.page("/metrics").text.contains(delayed));
+    assert_eq!(events_of(&up, &proc).len(), 1);
+    proc.op(Op::Stop).assert_success().assert_hosted(false);
+    disk.free();
+    wait_until(PATIENCE, "the events of the exit and of the restart", || events_of(&up, &proc).len() == 3);
 }
 
 #[test]

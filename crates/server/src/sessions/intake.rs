@@ -1,7 +1,8 @@
 //! Messages from agents: checked against the limits of [`agent_limits`] and the agent's budget, then stored
 //! or sent to the dispatcher.
 //!
-//! Events above the budget are held: one message, in memory, while the session continues. The agent sends its
+//! Events above the budget are held: one message, in memory, while the session continues. So are all events
+//! while the server's disk is full: the store's reserve is for stops, kills and outcomes. The agent sends its
 //! next events when these are confirmed, so an agent of ours only waits and loses nothing. Further events
 //! while some are held come from a peer that does not wait; they are dropped and counted. Other messages
 //! above the budget cause back-pressure: the session does not read for a while, but still writes ops and
@@ -34,6 +35,8 @@ const SIGNING: usize = 100;
 /// Longest pause, so that an agent never takes the server for a silent one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// Pause before events that wait for free disk space are looked at again.
+const SPACE_AGAIN: Duration = Duration::from_secs(2);
 /// Pause before a message is stored again, and its jitter: ten thousand sessions wait for the same database.
 const STORE_AGAIN: Duration = Duration::from_secs(1);
 
@@ -50,7 +53,7 @@ pub(super) struct Intake {
     paused_until: Option<Instant>,
 }
 
-/// Events that the agent's budget does not cover yet.
+/// Events that the agent's budget does not cover yet, or that wait for free disk space.
 #[derive(Debug)]
 struct DeferredEvents {
     events: Vec<EventMessage>,
@@ -181,6 +184,11 @@ impl Intake {
         epoch: Epoch,
         events: Vec<EventMessage>,
     ) -> Result<Option<Body>, SessionEnd> {
+        if link.store.is_disk_full() {
+            link.metrics.delayed(Sent::Events);
+            self.held = Some(DeferredEvents { events, due: Instant::now() + SPACE_AGAIN });
+            return Ok(None);
+        }
         let cost = events.iter().map(|event| cost_of(event.size())).sum();
         match self.budget.spend_events(cost, link.clock.now()) {
             Ok(()) => match read_events(link, events) {
