@@ -1,6 +1,7 @@
 //! procfleet: the binary. Parses the arguments and runs the server, the agent, the client or `up`.
 
 mod generate;
+mod memory;
 mod server;
 mod store;
 mod store_argument;

@@ -1,5 +1,6 @@
 //! `procfleet server`.
 
+use crate::memory;
 use crate::store_argument::{BadArgument, StoreArgument};
 use anyhow::{Context, Result};
 use procfleet_core::server_address::{BadAddress, ServerAddress};
@@ -13,15 +14,10 @@ use procfleet_server::peer::AddressBlock;
 use procfleet_server::seal::SEAL_KEY;
 use procfleet_server::{Server, files};
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZero;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// How often free memory is returned to the kernel.
-const MEMORY: Duration = Duration::from_secs(60);
-/// Most arenas of the allocator.
-const ARENAS: usize = 16;
 /// Tokio wakes the thread for blocking calls that has waited longest. With its default of ten seconds, a few
 /// calls a second keep as many threads as there ever were, each with its own stack and its cache of freed
 /// memory.
@@ -206,7 +202,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         // Before the ready message: after it, a signal must end the server in order.
         let stop = stop_requested();
         unblock_signals();
-        server.add_part("the return of memory", trim_memory());
+        server.add_part("the return of memory", memory::trim(server.services.backlog.clone()));
         announce(&format!(
             "procfleet server is ready: {} (agents: https://{})",
             server.shown_url(),
@@ -222,22 +218,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     })
 }
 
-/// Sets `M_ARENA_MAX` to the number of busy threads: the workers of this runtime and of the link's runtime,
-/// and the writer of the store. With fewer arenas, lock contention between these threads cost a fifth of the
-/// tasks accepted per second. With glibc's default (8 arenas per core), almost half of the server's memory
-/// was free but fragmented.
 pub(crate) fn runtime() -> Result<Runtime> {
-    let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
-    procfleet_program::memory::limit_arenas((2 * workers + 1).min(ARENAS));
+    memory::limit();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.thread_keep_alive(IDLE_THREAD).enable_all().build().context("starting the runtime")
-}
-
-/// Returns free heap memory to the kernel after bursts of results; the allocator would keep it.
-pub(crate) async fn trim_memory() {
-    let mut now_and_then = tokio::time::interval(MEMORY);
-    loop {
-        now_and_then.tick().await;
-        let _ = tokio::task::spawn_blocking(procfleet_program::memory::trim_heap).await;
-    }
 }

@@ -4,7 +4,7 @@
 //! a pipe: when this process is gone, the agent sees end-of-file and exits, too. Managed processes keep
 //! running in either case.
 
-use crate::NEEDS_OPERATOR;
+use crate::{NEEDS_OPERATOR, memory};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use procfleet_agent::exec::Containment;
@@ -65,7 +65,7 @@ async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
     // Before the ready message: after it, a signal must end the server in order.
     let stop = stop_requested();
     unblock_signals();
-    server.add_part("the return of memory", crate::server::trim_memory());
+    server.add_part("the return of memory", memory::trim(server.services.backlog.clone()));
     let agent_data = data.join("agent");
     let host = Host { cloud: CloudId(0), ip: args.ip };
     let kept = &(args.containment, args.output, log);

@@ -1,7 +1,7 @@
 //! Settings of the allocator for programs that idle for months.
 //!
 //! glibc gives each thread its own arena and keeps freed memory. A burst of a thousand starts or results
-//! would leave megabytes that the program does not need again for a long time. With another libc both
+//! would leave megabytes that the program does not need again for a long time. With another libc these
 //! functions do nothing.
 
 #![expect(unsafe_code, reason = "mallopt and malloc_trim have no safe wrapper")]
@@ -28,6 +28,18 @@ pub fn limit_arenas(most: usize) {
     {
         let _ = glibc::mallopt(glibc::M_ARENA_MAX, i32::try_from(most).unwrap_or(i32::MAX));
     }
+}
+
+/// Limits the free bytes that the allocator keeps at the end of each arena, and allocates blocks above this
+/// size apart, so that they are returned when they are freed.
+pub fn limit_kept(bytes: i32) {
+    #[cfg(target_env = "gnu")]
+    {
+        let _ = glibc::mallopt(glibc::M_TRIM_THRESHOLD, bytes);
+        let _ = glibc::mallopt(glibc::M_MMAP_THRESHOLD, bytes);
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = bytes;
 }
 
 /// Returns free heap pages to the kernel (`malloc_trim`). Call it after a burst of work.

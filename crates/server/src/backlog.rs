@@ -104,6 +104,11 @@ impl Backlog {
         Backlog(Arc::new(Inner { most, state: Mutex::default() }))
     }
 
+    /// What is held now.
+    pub fn open(&self) -> Load {
+        self.lock().all
+    }
+
     /// Waits in line for capacity, at most [`MAX_WAIT`].
     pub async fn take(&self, app: &str, load: Load) -> Result<BacklogShare, Full> {
         let (granted, mut grant) = oneshot::channel();
