@@ -37,7 +37,8 @@ const PASSING: [(&str, &str); 2] = [
     ),
 ];
 
-/// What is wrong in a store in which every op has ended, and how often. `count` runs SQL that selects one number.
+/// What is wrong in a store in which every op has ended, and how often. `count` runs SQL that selects one
+/// number.
 pub fn broken_invariants(count: impl Fn(&str) -> i64) -> Vec<(i64, &'static str)> {
     let left = |sql: &str| {
         let gone = ask_again(EVERY, PATIENCE, || (count(sql) == 0).then_some(()));
