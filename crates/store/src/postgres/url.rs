@@ -63,6 +63,10 @@ pub enum UrlFault {
     SslModeMissing(String),
     #[error("sslmode={0} needs sslrootcert=FILE, the certificates of the CAs that may sign the database's")]
     NoRoots(String),
+    #[error(
+        "sslrootcert=system is not supported: name the file with the CAs of the system (Debian: /etc/ssl/certs/ca-certificates.crt)"
+    )]
+    SystemRoots,
     #[error("sslrootcert={}: {reason}", path.display())]
     Roots { path: PathBuf, reason: String },
     #[error("{0} is not supported here")]
@@ -83,6 +87,7 @@ impl FromStr for StoreUrl {
             let (key, value) = parameter.split_once('=').unwrap_or((parameter, ""));
             match (key, value) {
                 ("sslmode", value) => mode = Some(value.to_owned()),
+                ("sslrootcert", "system") => return Err(UrlFault::SystemRoots),
                 ("sslrootcert", value) => roots = Some(PathBuf::from(decoded(value)?)),
                 ("target_session_attrs", "primary") => {
                     rest.push("target_session_attrs=read-write".to_owned())
@@ -316,6 +321,10 @@ mod tests {
         check("postgres://p@db1/fleet?sslmode=require", "sslmode=require: use");
         check("postgres://p@db1/fleet?sslmode=require&sslrootcert=x", "postgres://db1:5432/fleet Require");
         check("postgres://p@db1/fleet?sslmode=verify-full", "sslmode=verify-full needs sslrootcert");
+        check(
+            "postgres://p@db1/fleet?sslmode=verify-full&sslrootcert=system",
+            "sslrootcert=system is not supported: name",
+        );
         check("postgres://p@db1/fleet?sslmode=disable", "postgres://db1:5432/fleet Disable Any");
         check(
             "postgres://p@db1,db2/fleet?sslmode=disable",
