@@ -85,6 +85,8 @@ pub(crate) use {copy::CopyTarget, copy::CopyTransaction, partitions::DAY_BITS};
 
 /// How often a unit is tried that loses races.
 const TRIES: u32 = 4;
+/// Longest pause before such a unit is tried again, in milliseconds.
+const JITTER_MS: u64 = 20;
 
 /// How long a unit that began before the end of an outage may go on after that end.
 const GIVE_UP: Duration = Duration::from_secs(5);
@@ -436,7 +438,10 @@ impl Inner {
                 Err(fault) => fault,
             };
             match fault.repeat() {
-                Repeat::Conflict if tries < TRIES => {}
+                // Units that met once would meet again.
+                Repeat::Conflict if tries < TRIES => {
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(1..=JITTER_MS))).await;
+                }
                 Repeat::StaleStatement if tries == 1 => self.pool.forget_statements(),
                 Repeat::Partition(number) if tries < TRIES => {
                     match partitions::create_for(self, number).await {
