@@ -274,10 +274,11 @@ mod tests {
 
     /// Columns that belong to the servers and not to the fleet, or that have their default in a copy. A table
     /// or column that holds state of the fleet belongs into [`COPIED_TABLES`].
-    const NOT_COPIED: [&str; 13] = [
+    const NOT_COPIED: [&str; 14] = [
         "schema_version.",
         "store_use.",
         "servers.",
+        "server_ends.",
         "beats.",
         "leases.",
         "store_clock.",

@@ -117,16 +117,16 @@ pub(super) async fn enter(client: &impl GenericClient, membership: &Membership) 
     for row in others {
         let (id, process): (i64, &str) = (row.try_get(0)?, row.try_get(1)?);
         if ProcessId::is_gone(process) {
-            let sql = "UPDATE servers SET state = 'fenced', \
-                       ended_at = (extract(epoch FROM clock_timestamp()) * 1000)::bigint \
-                       WHERE id = $1 AND state = 'up'";
-            client.execute(sql, &[&id]).await?;
+            let sql = "UPDATE servers SET state = 'fenced' WHERE id = $1 AND state = 'up' RETURNING id";
+            client.execute(noting_the_end(sql).as_str(), &[&id]).await?;
             tracing::info!(server = id, "a server of this machine that has ended was declared dead");
         }
     }
     take_leases(client, own).await?;
     // A session of a server without a row counts as one of a dead server.
-    client.execute("DELETE FROM servers WHERE state <> 'up' AND id < $1", &[&(own.0 - KEPT_ROWS)]).await?;
+    let sql = "WITH old AS (DELETE FROM servers WHERE state <> 'up' AND id < $1 RETURNING id) \
+               DELETE FROM server_ends WHERE server IN (SELECT id FROM old)";
+    client.execute(sql, &[&(own.0 - KEPT_ROWS)]).await?;
     Ok(own)
 }
 
@@ -221,11 +221,18 @@ impl Beats {
     }
 }
 
+/// Completes an UPDATE that returns the ids of servers that have ended.
+fn noting_the_end(update: &str) -> String {
+    format!(
+        "WITH ended AS ({update}) INSERT INTO server_ends (server, ended_at) \
+         SELECT id, (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM ended ON CONFLICT DO NOTHING"
+    )
+}
+
 /// Lets others take over at once. The database may be away by now, which costs them their wait.
 pub(super) async fn leave(connection: &Object, run: ServerId) -> Result<(), PgFault> {
-    let sql = "UPDATE servers SET state = 'left', \
-               ended_at = (extract(epoch FROM clock_timestamp()) * 1000)::bigint WHERE id = $1 AND state = 'up'";
-    connection.execute(sql, &[&run.0]).await?;
+    let sql = "UPDATE servers SET state = 'left' WHERE id = $1 AND state = 'up' RETURNING id";
+    connection.execute(noting_the_end(sql).as_str(), &[&run.0]).await?;
     Ok(())
 }
 
@@ -524,11 +531,10 @@ async fn take_over(database: Database, run: ServerId, silent: Vec<(ServerId, u64
         // Fencing waits for the changes of the fenced server.
         client.batch_execute("SET lock_timeout = '2s'; SET statement_timeout = '5s'").await?;
         for (id, beat) in silent {
-            let sql = "UPDATE servers SET state = 'fenced', \
-                       ended_at = (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM beats \
-                       WHERE servers.id = $1 AND beats.server = $1 AND state = 'up' AND beat = $2";
+            let sql = "UPDATE servers SET state = 'fenced' FROM beats \
+                       WHERE servers.id = $1 AND beats.server = $1 AND state = 'up' AND beat = $2 RETURNING id";
             let beat = clamped(beat);
-            if client.execute(sql, &[&id.0, &beat]).await? > 0 {
+            if client.execute(noting_the_end(sql).as_str(), &[&id.0, &beat]).await? > 0 {
                 tracing::warn!(
                     server = id.0,
                     "a server was silent and was declared dead; others take over its agents"
