@@ -1,8 +1,8 @@
-//! Keeps the memory of an idle server small: limits what glibc's allocator keeps, and returns free pages to the
-//! kernel after bursts.
+//! Keeps the memory of an idle server small: limits what glibc's allocator keeps, and returns free pages to
+//! the kernel after bursts.
 //!
 //! Each burst leaves free memory between the allocations that last, which only `malloc_trim` returns. It
-//! walks over the whole heap under the allocator's locks, so it runs when a burst is over, and now and then.
+//! walks over the whole heap under the allocator's locks, so it runs when a burst is over, and every minute.
 
 use procfleet_program::memory::{limit_arenas, limit_kept, trim_heap};
 use procfleet_server::backlog::Backlog;

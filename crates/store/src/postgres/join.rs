@@ -185,8 +185,8 @@ fn occupant(row: &Row, column: usize) -> Result<Occupant, PgFault> {
     })
 }
 
-/// Locks the session and then the row of the agent that a host has. An agent is connected as long as its server
-/// is up; with the end of the server its absence begins.
+/// Locks the session and then the row of the agent that a host has. An agent is connected as long as its
+/// server is up; with the end of the server its absence begins.
 async fn lock_occupant(tx: &Transaction<'_>, host: Host, now: i64) -> Result<Option<Occupant>, PgFault> {
     let sql = "WITH own AS MATERIALIZED ( \
                    SELECT sessions.agent_id, epoch, connected, changed_at, holder \
