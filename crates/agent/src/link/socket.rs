@@ -130,8 +130,8 @@ mod tests {
         agent_message::Body::LogRead(LogRead { bytes: vec![0; 40 * 1024], ..LogRead::default() })
     }
 
-    /// A server that hangs, or whose packets are dropped, is left within 30 s. The limits are compared, because
-    /// a busy machine may be late with the end of a session.
+    /// A server that hangs, or whose packets are dropped, is left within 30 s. The limits are compared,
+    /// because a busy machine may be late with the end of a session.
     #[tokio::test]
     async fn a_silent_server_is_left_after_two_and_a_half_heartbeats() {
         // `HEARTBEAT` of the server's sessions/connection.rs; a test there asserts the same value.
