@@ -304,10 +304,9 @@ pub(super) fn fill_host_order(db: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// No agent is connected to a server that starts. A session that the end of the last server cut off counts as
-/// ended now: the time of its end is not known.
+/// No agent is connected to a server that starts.
 pub(super) fn forget_presence(db: &Connection) -> rusqlite::Result<()> {
-    let sql = "UPDATE agents SET present = 0, changed_at = CAST(unixepoch('subsec') * 1000 AS INTEGER) WHERE present";
+    let sql = "UPDATE agents SET present = 0, cut_off_at = CAST(unixepoch('subsec') * 1000 AS INTEGER) WHERE present";
     db.execute(sql, [])?;
     Ok(())
 }

@@ -92,7 +92,9 @@ pub(super) fn permit(
     ip: IpAddr,
     now: i64,
 ) -> Result<Result<(), JoinTokenRefusal>, QueryFault> {
-    let sql = "SELECT business_id, epoch > 0 AND revoked_at IS NULL AND (present OR changed_at > ?) FROM agents \
+    // The absence of an agent whose session was cut off by the end of a server begins with the next start.
+    let sql = "SELECT business_id, epoch > 0 AND revoked_at IS NULL \
+               AND (present OR max(changed_at, cut_off_at) > ?) FROM agents \
                WHERE cloud_id = ? AND ip = ? AND retired_at IS NULL";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query(params![now - LOST_AFTER_MS, belonging.cloud.0, ip.to_string()])?;

@@ -29,6 +29,7 @@ pub(super) const MIGRATIONS: Migrations = Migrations(&[
     include_str!("migrations/0016_ca.sql"),
     include_str!("migrations/0017_lists.sql"),
     include_str!("migrations/0018_event_and_audit_lists.sql"),
+    include_str!("migrations/0019_cut_off.sql"),
 ]);
 
 /// The writing connection, and the lock that keeps other servers out.

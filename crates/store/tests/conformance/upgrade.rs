@@ -117,7 +117,7 @@ async fn wait_for_beats(database: &tokio_postgres::Client, store: &Store) {
     let until = beat().await + BEATS;
     let beating = async {
         while beat().await < until {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     };
     assert!(tokio::time::timeout(PATIENCE, beating).await.is_ok(), "no beat");
