@@ -273,10 +273,11 @@ mod tests {
     use crate::copied_tables::COPIED_TABLES;
 
     /// Each with the reason.
-    const NOT_COPIED: [(&str, &str); 5] = [
+    const NOT_COPIED: [(&str, &str); 6] = [
         ("deleted_tasks.number", "its ops are left out"),
         ("submissions.kind", "each kind has a table of its own"),
         ("agents.present", "every start resets it"),
+        ("agents.cut_off_at", "a connected agent of a copy counts as connected until it has a server"),
         ("sqlite_sequence.name", "see `used_numbers`"),
         ("sqlite_sequence.seq", "see `used_numbers`"),
     ];
