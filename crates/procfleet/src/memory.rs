@@ -15,7 +15,7 @@ const ARENAS: usize = 16;
 /// Free bytes at the end of each arena that the allocator keeps. With glibc's default the number grows up to
 /// 64 MiB.
 const KEPT: i32 = 1024 * 1024;
-/// How often it is looked whether a burst is over.
+/// Interval between two looks at the number of open ops.
 const LOOK: Duration = Duration::from_secs(1);
 /// Shortest and longest time between two trims.
 const PAUSE: Duration = Duration::from_secs(5);

@@ -104,7 +104,7 @@ impl Backlog {
         Backlog(Arc::new(Inner { most, state: Mutex::default() }))
     }
 
-    /// What is held now.
+    /// The capacity that all tasks hold together.
     pub fn open(&self) -> Load {
         self.lock().all
     }

@@ -62,7 +62,7 @@ pub(crate) enum Passage {
     Mark,
 }
 
-/// What becomes of a piece of data.
+/// How the proxy treats a piece of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carriage {
     Arrives,

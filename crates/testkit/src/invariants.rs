@@ -1,4 +1,4 @@
-//! What holds in every PostgreSQL store at the end of a test, whatever happened before.
+//! Invariants of every PostgreSQL store at the end of a test, whatever happened before.
 //!
 //! The servers should still run: their end would close what they have left open.
 
@@ -7,7 +7,7 @@ use crate::wait::{EVERY, PATIENCE, ask_again};
 pub(crate) const OPEN_OPS: &str =
     "SELECT count(*) FROM ops LEFT JOIN outcomes USING (task, idx) WHERE code IS NULL";
 
-/// What is wrong, and the SQL that counts it.
+/// Each fault in the stored rows, and the SQL that counts it.
 const STORED: [(&str, &str); 3] = [
     (
         "tasks are counted wrongly",
@@ -23,7 +23,7 @@ const STORED: [(&str, &str); 3] = [
     ("deadlocks", "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"),
 ];
 
-/// What connections have for moments only: what stays is left over.
+/// Things that connections hold for moments only. One that stays was left behind.
 const PASSING: [(&str, &str); 2] = [
     (
         "transactions are left open",
@@ -37,8 +37,8 @@ const PASSING: [(&str, &str); 2] = [
     ),
 ];
 
-/// What is wrong in a store in which every op has ended, and how often. `count` runs SQL that selects one
-/// number.
+/// The invariants that a store breaks, and how often. Every op must have ended. `count` runs SQL that selects
+/// one number.
 pub fn broken_invariants(count: impl Fn(&str) -> i64) -> Vec<(i64, &'static str)> {
     let left = |sql: &str| {
         let gone = ask_again(EVERY, PATIENCE, || (count(sql) == 0).then_some(()));

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::Value;
 use std::path::Path;
 
-/// Live ones.
+/// Live agents.
 const AGENTS: usize = 48;
 const PROCS: usize = 100_000;
 const TASKS: usize = 1_000;
@@ -77,7 +77,7 @@ impl Table {
         );
         let columns = psql(url, &sql);
         let columns = columns.lines().filter_map(|line| line.split_once(' '));
-        // What a server notes about sessions is no part of the embedded store.
+        // Servers write these columns about sessions; the embedded store has none of them.
         let of_servers = |column: &str| match name {
             "sessions" => column == "holder",
             "ops" => ["epoch", "connected"].contains(&column),

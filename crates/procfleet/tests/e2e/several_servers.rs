@@ -213,7 +213,7 @@ fn an_op_reaches_the_server_whose_listener_has_become_silent() {
     wait_until(PATIENCE, "it hears the database", || shows("notified"));
     let proc = up.proc("web").on_host(OTHER).starts(&programs::foreground());
     proxy.set_listening(Listening::Silent);
-    // Nobody has noticed yet.
+    // No server has noticed the silence yet.
     proc.op(Op::Start).assert_success();
     let pid = proc.wait_for_program();
     assert!(proxy.silenced() > 0, "a wake-up was lost");

@@ -171,7 +171,7 @@ async fn a_store_of_the_next_version_is_used_by_this_one() {
     assert_eq!(versions(&database).await, (version + 1, version), "an older server lowers nothing");
 }
 
-/// What undoes the last migration. A new migration replaces it.
+/// SQL that undoes the last migration. A new migration replaces it.
 const UNDO: (i64, &str) = (5, "DROP TABLE server_ends");
 
 /// The migration stops before its commit, with all of its locks.
