@@ -47,6 +47,8 @@ const TAKE_OVER: Duration = Duration::from_secs(10);
 
 /// Rows of ended runs that are kept for operators.
 const KEPT_ROWS: i64 = 100;
+/// How long the ends of servers are kept: two days.
+const KEPT_ENDS_MS: i64 = 2 * 86_400_000;
 
 /// Handle of the heartbeat task. Heartbeats stop when the last clone is dropped.
 #[derive(Clone, Debug)]
@@ -124,9 +126,10 @@ pub(super) async fn enter(client: &impl GenericClient, membership: &Membership) 
     }
     take_leases(client, own).await?;
     // A session of a server without a row counts as one of a dead server.
-    let sql = "WITH old AS (DELETE FROM servers WHERE state <> 'up' AND id < $1 RETURNING id) \
-               DELETE FROM server_ends WHERE server IN (SELECT id FROM old)";
-    client.execute(sql, &[&(own.0 - KEPT_ROWS)]).await?;
+    client.execute("DELETE FROM servers WHERE state <> 'up' AND id < $1", &[&(own.0 - KEPT_ROWS)]).await?;
+    // For a day, they protect agents from being replaced (see `join`), however often servers restart.
+    let sql = "DELETE FROM server_ends WHERE ended_at < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1";
+    client.execute(sql, &[&KEPT_ENDS_MS]).await?;
     Ok(own)
 }
 
