@@ -46,7 +46,7 @@ impl PgStore {
         // As in `lock_occupant`.
         let sql = "SELECT id, tokens.cloud_id, tokens.business_id, created_at, expires_at, uses_left, replaces, \
                    tokens.revoked_at, secret_hash, agents.agent_id, agents.business_id, \
-                   epoch > 0 AND agents.revoked_at IS NULL AND (changed_at > ? OR connected AND (holder IS NULL \
+                   epoch > 0 AND agents.revoked_at IS NULL AND (changed_at > ? OR connected AND (holder = 0 \
                    OR coalesce((SELECT ended_at > ? FROM server_ends WHERE server = holder), \
                                holder IN (SELECT id FROM servers)))), labels FROM tokens \
                    LEFT JOIN agents ON agents.cloud_id = tokens.cloud_id AND ip = ? AND retired_at IS NULL \
@@ -194,7 +194,7 @@ async fn lock_occupant(tx: &Transaction<'_>, host: Host, now: i64) -> Result<Opt
                    WHERE cloud_id = $1 AND ip = $2 AND retired_at IS NULL FOR UPDATE OF sessions \
                ) \
                SELECT agents.agent_id, business_id, \
-               epoch > 0 AND revoked_at IS NULL AND (changed_at > $3 OR connected AND (holder IS NULL \
+               epoch > 0 AND revoked_at IS NULL AND (changed_at > $3 OR connected AND (holder = 0 \
                OR coalesce((SELECT ended_at > $3 FROM server_ends WHERE server = holder), \
                            holder IN (SELECT id FROM servers)))), labels, retired_at IS NULL \
                FROM own JOIN agents ON agents.agent_id = own.agent_id FOR NO KEY UPDATE OF agents";

@@ -124,6 +124,15 @@ async fn an_agent_whose_server_has_ended_is_lost_a_day_later(engine: TestEngine)
     assert_eq!(refusal.expect("no error"), Some(in_use));
     let refusal = store.join_refusal(shown(), host(1).ip, now + 2 * DAY).await;
     assert_eq!(refusal.expect("no error"), None);
+    if engine == TestEngine::Postgres {
+        let sql = format!("UPDATE server_ends SET ended_at = ended_at - {}", 9 * DAY);
+        administrator(&folder).await.batch_execute(&sql).await.expect("ours");
+    }
+    store.close().await.expect("closes");
+    let store = engine.reopen(&folder).await.expect("it opens again");
+    let refusal = store.join_refusal(shown(), host(1).ip, now + 2 * DAY).await;
+    assert_eq!(refusal.expect("no error"), None, "also after a start days later");
+    let join = async |now: i64| store.join(shown(), joining("new", 1), now).await.expect("no error");
     assert_eq!(join(now + 2 * DAY).await.map(|joined| joined.retired), Ok(vec![agent("old")]));
 }
 

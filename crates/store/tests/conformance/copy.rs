@@ -414,6 +414,23 @@ async fn a_copy_of_a_store_in_use_counts_as_a_restored_backup() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_is_connected_when_its_store_is_copied_counts_as_connected() {
+    const NOW: i64 = 1_763_239_000_000;
+    let Fixture { folder, store } = TestEngine::Sqlite.with_agents(&["old"]).await;
+    let plain =
+        NewToken { id: "t2".to_owned(), expires_at: 2 * NOW, replaces: Replaces::LostAgents, ..token(10) };
+    store.create_token(plain).await.expect("a token");
+    store.agent_connected(&agent("old"), "0.1.0", "null", 1_800, NEVER_CONNECTED).await.expect("connected");
+    let url = new_database().await;
+    copy_to(store_at(&path(&folder)), &url).await.expect("copied");
+    let copy = connect(&url).await;
+    let shown = || TokenUse { id: "t2".to_owned(), secret_hash: SECRET };
+    let in_use = JoinTokenRefusal::HostInUse(host(1));
+    assert_eq!(copy.join_refusal(shown(), host(1).ip, NOW).await.expect("no error"), Some(in_use));
+    assert_eq!(copy.join(shown(), joining("new", 1), NOW).await.expect("no error"), Err(in_use));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_fails_leaves_the_earlier_one() {
     let (folder, tasks, originals) = filled().await;
     let url = new_database().await;
