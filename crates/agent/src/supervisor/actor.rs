@@ -17,7 +17,7 @@ use crate::states::StateReports;
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{Content, Order, Outcome};
 use procfleet_core::process::{Process, Sighting};
-use procfleet_core::spec::{Identity, Kind, Resource, Spec};
+use procfleet_core::spec::{Kind, Resource, Spec};
 use procfleet_core::stagger::{RestartStagger, StaggerCause, StaggerReason, StartStagger};
 use procfleet_core::supervise::{
     Activity, Commit, Effect, EffectAnswer, Event, Input, LookScope, Machine, OtherAccount, ProcNotice, Step,
@@ -332,7 +332,7 @@ impl Actor {
                 Write::Forget => {
                     self.registered_at = 0;
                     self.probes.forget();
-                    self.shared.sampler.follow(&key, None, &Identity::default());
+                    self.shared.sampler.follow(&key, None);
                     self.absent = None;
                     self.shared.absent.set(&key, None);
                     self.executor.forget_output();
@@ -474,17 +474,17 @@ impl Actor {
             });
         }
         let limited = self.machine.limited_process();
-        let limits = if limited.is_some() { spec.resource } else { Resource::default() };
-        let interest =
-            match (limits != Resource::default(), self.machine.note(self.shared.context.now()).is_empty()) {
-                (true, _) => SampleInterest::Limits,
-                // The next samples show whether the noted problem is over.
-                (false, false) => SampleInterest::Each,
-                (false, true) => SampleInterest::Changes,
-            };
+        let has_limits = limited.is_some() && spec.resource != Resource::default();
+        let interest = match (has_limits, self.machine.note(self.shared.context.now()).is_empty()) {
+            (true, _) => SampleInterest::Limits,
+            // The next samples show whether the noted problem is over.
+            (false, false) => SampleInterest::Each,
+            (false, true) => SampleInterest::Changes,
+        };
         let pooled = if limited.is_some() { Pooled::Yes } else { Pooled::No };
-        let follow = limited.or(process).map(|process| Follow { process, interest, limits, pooled });
-        self.shared.sampler.follow(self.machine.key(), follow, &spec.identity);
+        let follow =
+            limited.or(process).map(|process| Follow { process, spec: spec.clone(), interest, pooled });
+        self.shared.sampler.follow(self.machine.key(), follow);
         let resident = spec.policy.kind == Kind::Resident;
         let absent = (resident && process.is_none() && !self.machine.is_busy()).then(|| spec.clone());
         if self.absent.as_ref().map(Arc::as_ptr) != absent.as_ref().map(Arc::as_ptr) {

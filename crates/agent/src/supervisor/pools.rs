@@ -56,8 +56,8 @@ fn member(sampled: &Sampled) -> Member {
         process: sampled.process,
         cpu: sampled.usage.cpu,
         mem: sampled.usage.mem,
-        cpu_limit: sampled.limits.cpu,
-        mem_limit: sampled.limits.mem,
+        cpu_limit: sampled.spec.resource.cpu,
+        mem_limit: sampled.spec.resource.mem,
     }
 }
 
@@ -65,7 +65,6 @@ fn member(sampled: &Sampled) -> Member {
 mod tests {
     use super::*;
     use procfleet_core::process::{Evidence, Found, Process};
-    use procfleet_core::spec::Resource;
     use procfleet_core::supervise::Usage;
     use std::sync::Arc;
 
@@ -78,7 +77,7 @@ mod tests {
             key: Arc::new(ProcKey { namespace: namespace.to_owned(), name: name.to_owned() }),
             process: Process { pid, start_ticks: 1, found: Found::PidFile, evidence: Evidence::default() },
             usage: Usage { mem, ..Usage::default() },
-            limits: Resource::default(),
+            spec: Arc::default(),
             pooled: Pooled::Yes,
             is_forwarded: false,
         }

@@ -8,7 +8,7 @@ use crate::exec::{self, ExecContext, Meter, UsageScan};
 use procfleet_core::boot_time::BootTime;
 use procfleet_core::id::ProcKey;
 use procfleet_core::process::Process;
-use procfleet_core::spec::{Identity, Resource};
+use procfleet_core::spec::{Identity, Spec};
 use procfleet_core::supervise::Usage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,13 +41,13 @@ pub(super) enum Pooled {
     No,
 }
 
-/// The samples that are taken of a proc, and the limits that they are judged by.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The samples that are taken of a proc.
+#[derive(Debug)]
 pub(super) struct Follow {
     pub(super) process: Process,
+    /// Has the limits of the proc, and its pid file: a program that replaces itself writes its new pid there.
+    pub(super) spec: Arc<Spec>,
     pub(super) interest: SampleInterest,
-    /// The proc's own limits.
-    pub(super) limits: Resource,
     /// Whether it counts in the pools of its namespace. An unhosted process is left alone, so it does not.
     pub(super) pooled: Pooled,
 }
@@ -60,8 +60,7 @@ pub(super) struct Sampled {
     pub(super) key: Arc<ProcKey>,
     pub(super) process: Process,
     pub(super) usage: Usage,
-    /// The limits of the proc.
-    pub(super) limits: Resource,
+    pub(super) spec: Arc<Spec>,
     pub(super) pooled: Pooled,
     /// Whether its actor gets the sample.
     pub(super) is_forwarded: bool,
@@ -82,26 +81,14 @@ type FollowedProcs = BTreeMap<Arc<ProcKey>, Box<Followed>>;
 struct Followed {
     follow: Follow,
     meter: Meter,
-    /// The pid file and the account that may read it: a program that replaces itself writes its new pid
-    /// there.
-    pid_file: Option<Box<(String, String)>>,
     /// The last sample that the actor got, and its time.
     forwarded: Option<(BootTime, Usage)>,
 }
 
 impl Followed {
-    /// Whether this is its pid file, with this account.
-    fn reads(&self, pid_path: &str, user: &str) -> bool {
-        match self.pid_file.as_deref() {
-            Some((path, reader)) => path == pid_path && reader == user,
-            None => pid_path.is_empty(),
-        }
-    }
-
     fn is_replaced(&self) -> bool {
-        self.pid_file
-            .as_deref()
-            .is_some_and(|(path, user)| exec::pid_file_names_another(path, user, self.follow.process.pid))
+        let Identity { pid_path, user, .. } = &self.follow.spec.identity;
+        !pid_path.is_empty() && exec::pid_file_names_another(pid_path, user, self.follow.process.pid)
     }
 }
 
@@ -119,25 +106,17 @@ impl Sampler {
         };
     }
 
-    /// Subscribes with the proc's process and limits. `None`: it has no process. Cheap if nothing has
-    /// changed.
-    pub(super) fn follow(&self, key: &Arc<ProcKey>, follow: Option<Follow>, identity: &Identity) {
-        let Identity { pid_path, user, .. } = identity;
-        let pid_file = || (!pid_path.is_empty()).then(|| Box::new((pid_path.clone(), user.clone())));
+    /// Subscribes with the proc's process. `None`: it has no process. Cheap if nothing has changed.
+    pub(super) fn follow(&self, key: &Arc<ProcKey>, follow: Option<Follow>) {
         let mut followed = self.lock();
         match (follow, followed.get_mut(key)) {
             (None, None) => {}
             (None, Some(_)) => {
                 followed.remove(key);
             }
-            (Some(follow), Some(known)) if known.follow.process.is(&follow.process) => {
-                known.follow = follow;
-                if !known.reads(pid_path, user) {
-                    known.pid_file = pid_file();
-                }
-            }
+            (Some(follow), Some(known)) if known.follow.process.is(&follow.process) => known.follow = follow,
             (Some(follow), _) => {
-                let new = Followed { follow, meter: Meter::default(), pid_file: pid_file(), forwarded: None };
+                let new = Followed { follow, meter: Meter::default(), forwarded: None };
                 followed.insert(key.clone(), Box::new(new));
             }
         }
@@ -178,7 +157,7 @@ impl Sampler {
                 let mut followed = self.lock();
                 for key in due.by_ref().take(AT_ONCE) {
                     let Some(proc) = followed.get_mut(&key) else { continue };
-                    let Follow { process, interest, limits, pooled } = proc.follow;
+                    let Follow { process, interest, pooled, .. } = proc.follow;
                     let Some(usage) = scan.usage(context, &process, &mut proc.meter) else { continue };
                     let is_forwarded = interest != SampleInterest::Changes
                         || is_noticeable(proc.forwarded, scan.taken(), usage)
@@ -186,7 +165,8 @@ impl Sampler {
                     if is_forwarded {
                         proc.forwarded = Some((scan.taken(), usage));
                     }
-                    round.push(Sampled { key, process, usage, limits, pooled, is_forwarded });
+                    let spec = proc.follow.spec.clone();
+                    round.push(Sampled { key, process, usage, spec, pooled, is_forwarded });
                 }
             }
             tokio::task::yield_now().await;
@@ -262,9 +242,11 @@ mod tests {
         };
         let gone = Process { start_ticks: 1, ..us };
         let follow = |name: &str, what: Option<(Process, SampleInterest, Pooled)>| {
-            let limits = Resource::default();
-            let what = what.map(|(process, interest, pooled)| Follow { process, interest, limits, pooled });
-            sampler.follow(&key(name), what, &Identity::default());
+            let what = what.map(|(process, interest, pooled)| {
+                let spec = Arc::<Spec>::default();
+                Follow { process, spec, interest, pooled }
+            });
+            sampler.follow(&key(name), what);
         };
         for (name, process, interest) in [
             ("idle", us, SampleInterest::Changes),

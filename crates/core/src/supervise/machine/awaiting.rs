@@ -91,7 +91,7 @@ impl Machine {
                         if now >= gone + spec.policy.launch_check() {
                             let why = absence.cause.to_string();
                             // Processes of the launch that were not recognised must not stay unknown.
-                            out.effects.extend(self.interrupted_launch.take().map(Effect::ClearSince));
+                            out.effects.extend(self.rare.interrupted_launch.take().map(Effect::ClearSince));
                             return self.rest(now, DownCause::NotStarted, &why, out);
                         }
                     }
@@ -117,7 +117,7 @@ impl Machine {
             Input::Tick | Input::Order(_) | Input::Answer(_) | Input::Notice(_) => {}
         }
         if awaiting.looking.is_none() && now >= awaiting.next_look {
-            awaiting.looking = Some(self.look(LookScope::Recovery { last: self.dead }, &spec, out));
+            awaiting.looking = Some(self.look(LookScope::Recovery { last: self.rare.dead }, &spec, out));
         }
         busy(purpose, spec, Stage::Awaiting(awaiting))
     }
@@ -135,7 +135,7 @@ impl Machine {
         if spec.policy.detached == Detached::Keep {
             match awaiting.command {
                 Some(command) => self.end_cut_off(&spec, command, out),
-                None => out.effects.extend(self.interrupted_launch.take().map(Effect::ClearSince)),
+                None => out.effects.extend(self.rare.interrupted_launch.take().map(Effect::ClearSince)),
             }
         }
         let until = now + spec.policy.stop_check;
@@ -145,7 +145,7 @@ impl Machine {
 
     /// The process is there.
     fn came(&mut self, now: BootTime, process: Process, out: &mut Step) -> State {
-        self.interrupted_launch = None;
+        self.rare.interrupted_launch = None;
         self.streak.last_start = Some(now);
         out.effects.push(Effect::Watch(process));
         out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
@@ -164,6 +164,6 @@ impl Machine {
     fn end_cut_off(&mut self, spec: &Spec, command: Process, out: &mut Step) {
         let detached = spec.policy.detached;
         out.effects.push(Effect::Signal { process: command, signal: Signal::Kill, detached });
-        out.effects.extend(self.interrupted_launch.take().map(Effect::ClearSince));
+        out.effects.extend(self.rare.interrupted_launch.take().map(Effect::ClearSince));
     }
 }

@@ -57,13 +57,13 @@ impl Machine {
     pub(super) fn leave_at_work(&mut self, purpose: &Purpose, launch: &Launch, process: Process) {
         let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
         let command = CommandAtWork::of(purpose, launch, process).filter(|_| resident);
-        self.command_at_work = command.map(Box::new);
+        self.rare.command_at_work = command;
     }
 
     /// Takes notice of the end of the command, and of the process.
     pub(super) fn hear_of_command(&mut self, now: BootTime, input: &Input) {
         let present = self.process();
-        let Some(command) = &mut self.command_at_work else { return };
+        let Some(command) = &mut self.rare.command_at_work else { return };
         let is_over = match input {
             Input::Answer(EffectAnswer::CommandEnded { run, end }) if *run == command.run => match end {
                 CommandEnd::Exited { exit: Exit::Code(0) | Exit::Unknown, .. }
@@ -79,20 +79,20 @@ impl Machine {
             Input::Order(_) | Input::Answer(_) | Input::Notice(_) | Input::Tick => false,
         };
         if is_over {
-            self.command_at_work = None;
+            self.rare.command_at_work = None;
         }
     }
 
     /// Reports the failure when it is due. A command that the agent ends itself has not failed.
     pub(super) fn tell_of_command(&mut self, now: BootTime, out: &mut Step) {
-        let Some(command) = &self.command_at_work else { return };
+        let Some(command) = &self.rare.command_at_work else { return };
         let is_ended = out.effects.iter().any(|effect| self.may_end_command(effect));
         let is_due = is_ended || command.wakes_at().is_some_and(|at| now >= at);
         if !is_due {
             return;
         }
         if let Some(CommandAtWork { field, op, failure: Some(failure), .. }) =
-            self.command_at_work.take().map(|command| *command)
+            self.rare.command_at_work.take()
         {
             let CommandFailure { exit, output, .. } = failure;
             let event = Event::CommandFailed { command: field.to_owned(), op, exit, output };
@@ -101,7 +101,7 @@ impl Machine {
     }
 
     fn may_end_command(&self, effect: &Effect) -> bool {
-        let own = self.command_at_work.as_ref().map(|command| command.run);
+        let own = self.rare.command_at_work.as_ref().map(|command| command.run);
         match effect {
             // Only a reload leaves the processes of the proc alone.
             Effect::Run { .. } => {

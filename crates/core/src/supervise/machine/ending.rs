@@ -181,7 +181,7 @@ impl Machine {
                 out.effects.push(Effect::Signal { process, signal: Signal::Kill, detached });
                 ending.phase = EndPhase::Killed { until: now + KILL_TIMEOUT };
                 if let Purpose::Op { .. } = purpose {
-                    self.success_note = Some(match spec.policy.kill_after {
+                    self.rare.success_note = Some(match spec.policy.kill_after {
                         Some(limit) => messages::had_to_be_killed(process.pid, limit, &ending.note),
                         None => messages::missed_by_command(process.pid, end_command(&purpose, &spec).0),
                     });
@@ -225,7 +225,7 @@ impl Machine {
     ) -> State {
         // A command that was taken for the process may have left the real one behind.
         self.may_have_leftovers |= ending.process.found == Found::Foreground;
-        self.dead = Some(ending.process);
+        self.rare.dead = Some(ending.process);
         match purpose {
             Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath
                 if let Some(run) = ending.launch =>

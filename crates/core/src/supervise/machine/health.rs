@@ -27,12 +27,12 @@ enum HealthHistory {
 
 impl Machine {
     pub(super) fn health_changed(&mut self, state: State, process: Process, health: Health) -> State {
-        let known = self.checked.take().filter(|checked| checked.process.is(&process));
+        let known = self.rare.checked.take().filter(|checked| checked.process.is(&process));
         let past = known.map_or(HealthHistory::NeverHealthy, |checked| checked.past);
-        self.checked = Some(Box::new(match health {
+        self.rare.checked = Some(match health {
             Health::Healthy => CheckedProcess { process, past: HealthHistory::OnceHealthy, unhealthy: None },
             Health::Unhealthy { reason } => CheckedProcess { process, past, unhealthy: Some(reason) },
-        }));
+        });
         state
     }
 
@@ -40,7 +40,7 @@ impl Machine {
     pub(super) fn react_to_unhealthy(&mut self, now: BootTime, out: &mut Step) {
         let State::Up(process) = self.state else { return };
         let Some(spec) = self.spec.clone() else { return };
-        let Some(checked) = self.checked.as_mut().filter(|checked| checked.process.is(&process)) else {
+        let Some(checked) = self.rare.checked.as_mut().filter(|checked| checked.process.is(&process)) else {
             return;
         };
         let Some(reason) = checked.unhealthy.take() else { return };
@@ -57,7 +57,7 @@ impl Machine {
         match then {
             OnUnhealthy::Tell => {}
             OnUnhealthy::Restart => {
-                self.fault = Some(messages::was_unhealthy(&reason));
+                self.rare.fault = Some(messages::was_unhealthy(&reason));
                 self.state = self.end(now, Purpose::Limit { down_cause, op: None }, spec, process, None, out);
             }
         }

@@ -65,7 +65,7 @@ impl Machine {
         };
         launch.await_foreground(now, &spec);
         if periodic {
-            self.run = launch.command.deadline.map(|deadline| Box::new(ScheduledRun::until(deadline)));
+            self.rare.run = launch.command.deadline.map(|deadline| Box::new(ScheduledRun::until(deadline)));
         }
         if spec.policy.kind != Kind::Resident {
             // The run must be known from its start, because it cannot be found by name or pid file.
@@ -100,7 +100,7 @@ impl Machine {
                         match spec.policy.kind {
                             // The exit of the command is the exit of the process, and is always reported.
                             Kind::Periodic(_) => {
-                                self.own_run = Some(Box::new(OwnRun { run: launch.command.run, process }));
+                                self.rare.own_run = Some(OwnRun { run: launch.command.run, process });
                             }
                             Kind::Resident | Kind::Once => out.effects.push(Effect::Watch(process)),
                         }
@@ -163,7 +163,7 @@ impl Machine {
     ) -> State {
         let field = launch.command.field;
         if spec.policy.kind.schedule().is_some() {
-            (self.own_run, launch.seen) = (None, None);
+            (self.rare.own_run, launch.seen) = (None, None);
         }
         launch.forget_command();
         match end {
@@ -287,7 +287,7 @@ impl Machine {
         process: Process,
         out: &mut Step,
     ) -> State {
-        self.interrupted_launch = None;
+        self.rare.interrupted_launch = None;
         // From now on the command counts as the process: no other has come.
         let process = process.counted();
         if purpose != Purpose::ScheduledRun && self.timetable().is_none() {
@@ -410,7 +410,7 @@ impl Machine {
         if let Some((process, exit)) = launch.died.as_deref().copied()
             && exit != Exit::Code(0)
         {
-            self.dead = Some(process);
+            self.rare.dead = Some(process);
         }
         let (run, failure) = (launch.command.run, LaunchFailure::new(code, message));
         let spec = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Resident);

@@ -49,7 +49,7 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         let Ending { process, phase, note, .. } = ending;
-        self.dead = Some(process);
+        self.rare.dead = Some(process);
         let (command, until) = match phase {
             EndPhase::Command(command) => (Some((command, process)), now + spec.policy.stop_check),
             EndPhase::Vanish { until } | EndPhase::Killed { until } => (None, until),

@@ -11,6 +11,7 @@ mod leaving;
 mod observed;
 mod orders;
 mod queries;
+mod rare;
 mod reloading;
 mod sampling;
 mod schedule;
@@ -19,9 +20,8 @@ mod vetting;
 
 pub use vetting::group_refusal;
 
-use super::limits::LimitTracker;
 use super::policy::Streak;
-use super::record::{Record, Rest, ScheduledRun};
+use super::record::{Record, Rest};
 use super::{
     Activity, Commit, Effect, EffectAnswer, Event, Hosting, Input, LookId, LookScope, ProcNotice, RunId,
     Signal, Step, Write, messages,
@@ -33,9 +33,8 @@ use crate::op::{Content, OpKind, Order, Outcome, ProcStatus};
 use crate::process::Process;
 use crate::spec::{Detached, Kind, Spec};
 use crate::supervise::job::{Job, Purpose, Running, Stage};
-use command_at_work::CommandAtWork;
-use health::CheckedProcess;
-use schedule::{Overlap, OwnRun, Since};
+use rare::RareBox;
+use schedule::{Overlap, Since};
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::mem;
@@ -47,7 +46,7 @@ const QUEUE_LIMIT: usize = 16;
 
 /// One proc on one host. All decisions about it are made here.
 ///
-/// An agent has one for each proc, so fields that most procs do not need are boxed.
+/// An agent has one for each proc, so fields that most procs do not need are in [`Rare`].
 #[derive(Clone, Debug)]
 pub struct Machine {
     key: Arc<ProcKey>,
@@ -57,49 +56,19 @@ pub struct Machine {
     state: State,
     /// Boxed because the queue keeps its capacity and is nearly always empty.
     queue: VecDeque<Box<Order>>,
-    /// Queries that wait for [`Machine::vetted`].
-    queries: Vec<Order>,
-    /// The order that may begin in this step: no process of another account is involved.
-    vetted: Option<Box<OpId>>,
     streak: Streak,
-    saved: Option<Record>,
-    /// The run of a periodic process that is under way and that this life of the agent began.
-    own_run: Option<Box<OwnRun>>,
-    /// The durable part of the run under way; also of a run that began before a restart of the agent.
-    run: Option<Box<ScheduledRun>>,
-    /// When the next run is due that the run under way blocks.
-    overlap: Overlap,
-    /// When the wall clock was last asked for the next run.
-    planned: BootTime,
-    /// The latest samples compared with the limits.
-    limit_tracker: Option<Box<LimitTracker>>,
-    /// The state of the health checks.
-    checked: Option<Box<CheckedProcess>>,
-    /// Why the agent or the kernel ended the process, until it runs stably again or an order came.
-    fault: Option<String>,
-    /// An unusual reason why the process was not found.
-    odd_absence: Option<String>,
+    /// The stored record, during a step and while a job is under way. Otherwise [`Machine::record`] is equal
+    /// to it.
+    saved: Option<Box<Record>>,
     /// The last op that has acted.
     begun: Option<OpId>,
-    /// The cancelled op that is still under way. It has been answered.
-    cancelled_op: Option<Box<OpId>>,
     /// The process exited without a stop, or was never recognised, so there may be leftovers.
     may_have_leftovers: bool,
-    /// When a launch began that a restart of the agent interrupted; until its process can no longer appear.
-    interrupted_launch: Option<BootTime>,
     /// The time of its staggered restart has been assigned.
     has_start_slot: bool,
     /// The process has run since the agent started, so its start does not crash the agent.
     ran_in_this_life: bool,
-    /// Earlier generations of a program that has replaced itself, as long as they run.
-    older: Vec<Process>,
-    /// The last process, as long as there is no other: its workers may outlive it and have the same name.
-    dead: Option<Process>,
-    /// A note for the outcome of the op under way, should it succeed.
-    success_note: Option<String>,
-    /// The command of the launch that has succeeded, as long as the command is at work. Boxed because it is
-    /// nearly always absent.
-    command_at_work: Option<Box<CommandAtWork>>,
+    rare: RareBox,
     serial: u64,
 }
 
@@ -122,28 +91,13 @@ impl Machine {
             hosting: Hosting::Unhosted,
             state: State::Down(Rest::Idle),
             queue: VecDeque::new(),
-            queries: Vec::new(),
-            vetted: None,
             streak: Streak::default(),
             saved: None,
-            own_run: None,
-            run: None,
-            overlap: Overlap::Unknown,
-            planned: BootTime(0),
-            limit_tracker: None,
-            checked: None,
-            fault: None,
-            odd_absence: None,
             begun: None,
-            cancelled_op: None,
             may_have_leftovers: false,
-            interrupted_launch: None,
             has_start_slot: false,
             ran_in_this_life: false,
-            older: Vec::new(),
-            dead: None,
-            success_note: None,
-            command_at_work: None,
+            rare: RareBox::default(),
             serial: 0,
         }
     }
@@ -159,17 +113,17 @@ impl Machine {
             spec: Some(record.spec.clone()),
             hosting: record.hosting,
             streak: record.streak,
-            saved: Some(record.clone()),
-            fault: record.fault.clone(),
+            saved: Some(Box::new(record.clone())),
             // An unknown operation may have been under way when the agent exited.
             may_have_leftovers: true,
-            interrupted_launch: launch_cut_off(&record, &interrupted),
-            older: record.older.clone(),
-            run: record.run.clone(),
-            // If the process lives, the first look finds it.
-            dead: record.process.or(record.dead),
             ..Machine::new(key)
         };
+        machine.rare.fault.clone_from(&record.fault);
+        machine.rare.interrupted_launch = launch_cut_off(&record, &interrupted);
+        machine.rare.older.clone_from(&record.older);
+        machine.rare.run.clone_from(&record.run);
+        // If the process lives, the first look finds it.
+        machine.rare.dead = record.process.or(record.dead);
         let mut out = Step::default();
         out.effects.extend(record.older.iter().copied().map(Effect::Retire));
         let scope = match (record.spec.policy.kind.schedule(), &record.rest, record.process) {
@@ -228,18 +182,18 @@ impl Machine {
         match state {
             State::Down(Rest::GaveUp { reason }) => reason.into(),
             State::Down(Rest::Retry { at, why }) => messages::starts_in(at.since(now), why).into(),
-            State::Down(Rest::Idle) if self.fault.is_none() => {
-                self.odd_absence.as_deref().unwrap_or_default().into()
+            State::Down(Rest::Idle) if self.rare.fault.is_none() => {
+                self.rare.odd_absence.as_deref().unwrap_or_default().into()
             }
             State::Busy(job) if let Stage::Awaiting(awaiting) = &job.stage => {
                 messages::start_cut_off(awaiting.command.map(|command| command.pid)).into()
             }
-            State::Up(_) if self.fault.is_none() && !self.older.is_empty() => {
-                messages::generations(&self.older).into()
+            State::Up(_) if self.rare.fault.is_none() && !self.rare.older.is_empty() => {
+                messages::generations(&self.rare.older).into()
             }
             State::Down(Rest::Idle | Rest::Due { .. } | Rest::Begun { .. })
             | State::Up(_)
-            | State::Busy(_) => self.fault.as_deref().unwrap_or_default().into(),
+            | State::Busy(_) => self.rare.fault.as_deref().unwrap_or_default().into(),
         }
     }
 
@@ -263,7 +217,7 @@ impl Machine {
 
     /// The machine has no state: no spec, and no order.
     pub fn is_blank(&self) -> bool {
-        self.spec.is_none() && self.queue.is_empty() && self.queries.is_empty() && !self.is_busy()
+        self.spec.is_none() && self.queue.is_empty() && self.rare.queries.is_empty() && !self.is_busy()
     }
 
     /// When to tick at the latest.
@@ -275,7 +229,7 @@ impl Machine {
             State::Up(_) => self.run_wakes_at(),
             State::Busy(job) => job.stage.wake_at(&job.spec),
         };
-        let command = self.command_at_work.as_ref().and_then(|command| command.wakes_at());
+        let command = self.rare.command_at_work.as_ref().and_then(|command| command.wakes_at());
         state.into_iter().chain(command).chain(self.queue.iter().map(|order| order.start_by)).min()
     }
 
@@ -290,13 +244,15 @@ impl Machine {
     /// The transition function. Returns the writes and effects of this input.
     pub fn step(&mut self, now: BootTime, input: Input) -> Step {
         let mut out = Step::default();
+        self.recall();
         self.ran_in_this_life |= matches!(self.state, State::Up(_));
         let upkeep = self.is_kept_up();
-        self.interrupted_launch = self
+        self.rare.interrupted_launch = self
+            .rare
             .interrupted_launch
             .filter(|since| self.spec.as_ref().is_some_and(|spec| now < *since + brings_within(spec)));
         if let Input::Notice(ProcNotice::Exited { process, .. }) = &input {
-            self.older.retain(|older| !older.is(process));
+            self.rare.older.retain(|older| !older.is(process));
         }
         self.hear_of_command(now, &input);
         let state = self.take();
@@ -329,7 +285,7 @@ impl Machine {
                 self.run_overdue(now, up, &mut out)
             }
             (State::Up(up), Input::Answer(EffectAnswer::Planned { plan, next }))
-                if self.overlap == Overlap::Asked(plan) =>
+                if self.rare.overlap == Overlap::Asked(plan) =>
             {
                 self.overlap_planned(now, next, &mut out);
                 State::Up(up)
@@ -357,7 +313,7 @@ impl Machine {
         self.watch_run(now, &mut out);
         self.tell_of_command(now, &mut out);
         if let State::Up(_) = self.state {
-            self.dead = None;
+            self.rare.dead = None;
         }
         self.write_begun(&mut out);
         self.save(&mut out);
@@ -394,7 +350,7 @@ impl Machine {
             // Only the processes of an interrupted launch are killed: they would run beside those of the next
             // one.
             Detached::Keep => {
-                out.effects.extend(self.interrupted_launch.take().map(Effect::ClearSince));
+                out.effects.extend(self.rare.interrupted_launch.take().map(Effect::ClearSince));
             }
         }
     }
@@ -413,7 +369,7 @@ impl Machine {
 
     /// Where to look for a proc that may be running.
     pub fn settled(&self) -> LookScope {
-        self.dead.map_or(LookScope::Settled, |dead| LookScope::After { dead })
+        self.rare.dead.map_or(LookScope::Settled, |dead| LookScope::After { dead })
     }
 
     fn look(&mut self, scope: LookScope, spec: &Arc<Spec>, out: &mut Step) -> LookId {
@@ -436,7 +392,7 @@ impl Machine {
     }
 
     fn answer(&self, op: OpId, code: Code, message: impl Into<String>, out: &mut Step) {
-        if self.cancelled_op.as_deref() == Some(&op) {
+        if self.rare.cancelled_op == Some(op) {
             return;
         }
         let identity = self.spec.as_ref().map(|spec| spec.identity.clone()).unwrap_or_default();
@@ -450,7 +406,7 @@ impl Machine {
 
     /// Answers an op that has succeeded, with the note if there is one.
     fn succeed(&mut self, op: OpId, out: &mut Step) {
-        let success_note = self.success_note.take();
+        let success_note = self.rare.success_note.take();
         let message =
             success_note.map_or_else(|| messages::SUCCESS.to_owned(), |note| messages::success_but(&note));
         self.answer(op, Code::Success, message, out);
@@ -514,9 +470,26 @@ impl Machine {
             }
     }
 
-    /// Writes the record of the proc if it has changed.
+    /// Called before each step: the record of a proc without a job is not kept between steps.
+    fn recall(&mut self) {
+        if !self.is_busy() {
+            self.saved = self.record().map(Box::new);
+        }
+    }
+
+    /// Called after each step: writes the record of the proc if it has changed.
     fn save(&mut self, out: &mut Step) {
-        let Some(spec) = self.spec.clone() else { return };
+        let record = self.record().map(Box::new);
+        if let Some(record) = record.as_ref().filter(|record| self.saved.as_ref() != Some(record)) {
+            out.writes.push(Write::Record(record.clone()));
+        }
+        self.saved = record.filter(|_| self.is_busy());
+        self.rare.tidy();
+    }
+
+    /// The durable state; `None` for a proc that is not registered.
+    fn record(&self) -> Option<Record> {
+        let spec = self.spec.clone()?;
         let rest = match &self.state {
             State::Down(rest) => rest.clone(),
             State::Up(_) => Rest::Idle,
@@ -549,14 +522,10 @@ impl Machine {
             }
             (State::Busy(_) | State::Up(_) | State::Down(_), _) => self.process(),
         };
-        let (fault, older) = (self.fault.clone(), self.older.clone());
-        let (hosting, streak, run) = (self.hosting, self.streak, self.run.clone());
-        let dead = self.dead.filter(|_| process.is_none());
-        let record = Record { spec, hosting, process, streak, rest, fault, older, run, dead };
-        if self.saved.as_ref() != Some(&record) {
-            self.saved = Some(record.clone());
-            out.writes.push(Write::Record(Box::new(record)));
-        }
+        let (fault, older) = (self.rare.fault.clone(), self.rare.older.clone());
+        let (hosting, streak, run) = (self.hosting, self.streak, self.rare.run.clone());
+        let dead = self.rare.dead.filter(|_| process.is_none());
+        Some(Record { spec, hosting, process, streak, rest, fault, older, run, dead })
     }
 }
 

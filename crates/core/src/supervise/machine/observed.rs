@@ -63,7 +63,7 @@ impl Machine {
 
     /// An unusual reason is shown while the process is not running.
     pub(super) fn remember_odd_absence(&mut self, sighting: &Sighting) {
-        self.odd_absence = match sighting {
+        self.rare.odd_absence = match sighting {
             Sighting::Absent(Absence { cause, .. }) if messages::is_odd_absence(cause) => {
                 Some(cause.to_string())
             }
@@ -149,7 +149,8 @@ impl Machine {
             }
             Purpose::Recover { interrupted } => {
                 // Only if a pid file is expected, the process may be another one than the one found.
-                self.interrupted_launch = self
+                self.rare.interrupted_launch = self
+                    .rare
                     .interrupted_launch
                     .filter(|_| process.found != Found::PidFile && !spec.identity.pid_path.is_empty());
                 self.report_death(Some(process), &interrupted, out);
@@ -250,7 +251,7 @@ impl Machine {
                     return self.schedule(now, Since::Away, out);
                 }
                 // The process of the launch may be on its way: another start would end it as a leftover.
-                if self.interrupted_launch.is_some() {
+                if self.rare.interrupted_launch.is_some() {
                     return self.wait_after_command(now, spec, out);
                 }
                 let saved = self.saved.as_ref().map(|record| (record.rest.clone(), record.process));

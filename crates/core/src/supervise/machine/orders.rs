@@ -48,9 +48,9 @@ impl Machine {
         }
         match &self.state {
             State::Busy(job) => match job.purpose.op() {
-                Some((under_way, kind)) if under_way == op && self.cancelled_op.as_deref() != Some(&op) => {
+                Some((under_way, kind)) if under_way == op && self.rare.cancelled_op != Some(op) => {
                     self.answer(op, Code::Cancelled, messages::cancelled_under_way(kind), &mut out);
-                    self.cancelled_op = Some(Box::new(op));
+                    self.rare.cancelled_op = Some(op);
                     Some(out)
                 }
                 Some(_) | None => None,
@@ -147,10 +147,10 @@ impl Machine {
             self.answer(op, Code::NoCommand, messages::no_command(kind, field), out);
             return state;
         }
-        self.success_note = None;
+        self.rare.success_note = None;
         if launches(kind) || matches!(kind, OpKind::Stop | OpKind::Kill) {
             // The order resets the fault.
-            self.fault = None;
+            self.rare.fault = None;
         }
         let rest = match &state {
             State::Down(rest) => rest.clone(),
@@ -202,8 +202,8 @@ impl Machine {
         self.hosting = Hosting::Unhosted;
         self.answer(op, Code::Success, messages::SUCCESS, out);
         (self.spec, self.saved, self.streak) = (None, None, Streak::default());
-        (self.own_run, self.run) = (None, None);
-        self.fault = None;
+        (self.rare.own_run, self.rare.run) = (None, None);
+        self.rare.fault = None;
         out.writes.push(Write::Forget);
         State::Down(Rest::Idle)
     }
@@ -233,8 +233,8 @@ impl Machine {
                 self.answer_op(&job.purpose, Code::Cancelled, message, out);
             }
         }
-        self.fault = None;
-        self.success_note = None;
+        self.rare.fault = None;
+        self.rare.success_note = None;
         for passed in ahead {
             self.answer(passed.op, Code::Cancelled, messages::overtaken(passed.kind, order.kind), out);
         }
@@ -300,7 +300,7 @@ impl Machine {
         let leftover = launch.ended.is_none().then_some(run);
         match (launch.process(), launch.old) {
             // A run may leave processes on purpose.
-            (Some(process), _) if self.own_run.is_some() => {
+            (Some(process), _) if self.rare.own_run.is_some() => {
                 self.found(now, purpose, spec, process, None, out)
             }
             (Some(process), _)

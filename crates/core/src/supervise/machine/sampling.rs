@@ -11,7 +11,7 @@ use crate::groups::Overuse;
 use crate::id::OpId;
 use crate::op::OpKind;
 use crate::process::{Found, Process};
-use crate::spec::{Detached, Kind, Spec};
+use crate::spec::{Detached, Kind, Resource, Spec};
 use crate::supervise::job::{Job, Purpose, Stage, Survival};
 use crate::supervise::limits::LimitVerdict;
 use crate::supervise::policy::DownCause;
@@ -71,15 +71,17 @@ impl Machine {
         out: &mut Step,
     ) -> State {
         let Some(spec) = self.spec.clone() else { return state };
-        if !self.limited_in(&state).is_some_and(|limited| limited.is(&process)) {
+        let is_limited = spec.resource != Resource::default()
+            && self.limited_in(&state).is_some_and(|limited| limited.is(&process));
+        if !is_limited {
             if matches!(state, State::Up(up) if up.is(&process)) {
-                // Samples of a process that is left alone do not count later.
-                self.limit_tracker = None;
+                // Samples of a process without limits, or that is left alone, do not count later.
+                self.rare.limit_tracker = None;
                 self.forget_fault(now, &spec);
             }
             return state;
         }
-        let limit_tracker = self.limit_tracker.get_or_insert_default();
+        let limit_tracker = self.rare.limit_tracker.get_or_insert_default();
         match limit_tracker.add_sample(process, usage, &spec.resource, spec.policy.limit_samples) {
             LimitVerdict::Within => {
                 if let State::Up(_) = state {
@@ -114,8 +116,8 @@ impl Machine {
     /// Clears the reason of the last end when the process runs stably again.
     fn forget_fault(&mut self, now: BootTime, spec: &Spec) {
         let stable = |start| now.since(start) > spec.policy.stable_after();
-        if self.fault.is_some() && self.streak.last_start.is_none_or(stable) {
-            self.fault = None;
+        if self.rare.fault.is_some() && self.streak.last_start.is_none_or(stable) {
+            self.rare.fault = None;
         }
     }
 
@@ -130,7 +132,7 @@ impl Machine {
         event: Event,
         out: &mut Step,
     ) -> State {
-        self.fault = Some(messages::over_limit(&event));
+        self.rare.fault = Some(messages::over_limit(&event));
         out.writes.push(Write::Event(event));
         let (op, launch) = match state {
             State::Busy(job) => interrupt(*job, out),
@@ -149,7 +151,7 @@ impl Machine {
         op: Option<(OpId, OpKind)>,
         out: &mut Step,
     ) -> State {
-        let last = self.fault.clone().unwrap_or_default();
+        let last = self.rare.fault.clone().unwrap_or_default();
         if let (Some((op, kind)), Some(spec)) = (op, self.spec.clone()) {
             let message = messages::post_check(kind, &spec, &self.key.name, &last, "");
             self.answer(op, Code::PostCheck, message, out);

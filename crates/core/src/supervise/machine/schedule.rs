@@ -62,7 +62,7 @@ impl Machine {
     pub(super) fn plans_again_at(&self) -> Option<BootTime> {
         match self.timetable()? {
             Schedule::Every(_) => None,
-            Schedule::Cron(_) => Some(self.planned + PLAN_EVERY),
+            Schedule::Cron(_) => Some(self.rare.planned + PLAN_EVERY),
         }
     }
 
@@ -122,7 +122,7 @@ impl Machine {
     pub(super) fn planned(&mut self, now: BootTime, next: Next, out: &mut Step) -> State {
         match next {
             Next::At { at, missed } => {
-                self.planned = now;
+                self.rare.planned = now;
                 self.missed_in_all(missed, out);
                 State::Down(Rest::Due { at })
             }
@@ -155,13 +155,13 @@ impl Machine {
             State::Busy(job) => Some(&job.stage),
             State::Up(_) | State::Down(_) => None,
         };
-        match (input, self.own_run.as_deref().copied()) {
+        match (input, self.rare.own_run) {
             // The launch of the run handles the end of its command itself.
             (input @ Input::Answer(EffectAnswer::CommandEnded { run, .. }), _) if matches!(stage, Some(Stage::Launching(launch)) if launch.command.run == run) => {
                 input
             }
             (Input::Answer(EffectAnswer::CommandEnded { run, end }), Some(own)) if own.run == run => {
-                self.own_run = None;
+                self.rare.own_run = None;
                 let exit = match &end {
                     CommandEnd::Exited { exit, .. } => *exit,
                     CommandEnd::NotStarted { .. } => Exit::Unknown,
@@ -204,22 +204,24 @@ impl Machine {
     /// When the run under way must have ended.
     pub(super) fn run_deadline(&self) -> Option<BootTime> {
         self.timetable()?;
-        self.run.as_ref().map(|run| run.deadline)
+        self.rare.run.as_ref().map(|run| run.deadline)
     }
 
     /// When the run under way is to be looked at again.
     pub(super) fn run_wakes_at(&self) -> Option<BootTime> {
         let deadline = self.run_deadline()?;
-        let run = self.run.as_deref().filter(|_| self.hosting == Hosting::Hosted);
-        let overlap = match (self.timetable(), self.overlap, run) {
+        let run = self.rare.run.as_deref().filter(|_| self.hosting == Hosting::Hosted);
+        let overlap = match (self.timetable(), self.rare.overlap, run) {
             (Some(Schedule::Every(every)), _, Some(run)) => {
                 self.streak.last_start.map(|last| last + every.saturating_mul(run.missed.saturating_add(1)))
             }
             // The clock may be set meanwhile.
-            (Some(Schedule::Cron(_)), Overlap::At(at), Some(_)) => Some(at.min(self.planned + PLAN_EVERY)),
+            (Some(Schedule::Cron(_)), Overlap::At(at), Some(_)) => {
+                Some(at.min(self.rare.planned + PLAN_EVERY))
+            }
             (_, _, _) => None,
         };
-        let quiet_until = self.run.as_ref().and_then(|run| run.told_at).map(|at| at + REPORT_EVERY);
+        let quiet_until = self.rare.run.as_ref().and_then(|run| run.told_at).map(|at| at + REPORT_EVERY);
         let overlap = overlap.map(|at| quiet_until.map_or(at, |quiet| at.max(quiet)));
         overlap.into_iter().chain([deadline]).min()
     }
@@ -227,24 +229,25 @@ impl Machine {
     /// After each step: is another run due while one is under way?
     pub(super) fn watch_run(&mut self, now: BootTime, out: &mut Step) {
         if !matches!(self.state, State::Up(_)) {
-            self.overlap = Overlap::Unknown;
+            self.rare.overlap = Overlap::Unknown;
         }
         if let State::Down(_) = self.state {
-            self.run = None;
+            self.rare.run = None;
         }
-        if !matches!(self.state, State::Up(_)) || self.run.is_none() || self.hosting == Hosting::Unhosted {
+        if !matches!(self.state, State::Up(_)) || self.rare.run.is_none() || self.hosting == Hosting::Unhosted
+        {
             return;
         }
         let last = self.streak.last_start;
-        match (self.timetable().cloned(), self.overlap) {
+        match (self.timetable().cloned(), self.rare.overlap) {
             (Some(Schedule::Every(every)), _) => {
                 let missed = last.map_or(0, |last| timetable::after(now, last, every).1);
                 self.missed_so_far(now, missed, out);
             }
-            (Some(Schedule::Cron(_)), Overlap::At(at)) if now < at.min(self.planned + PLAN_EVERY) => {}
+            (Some(Schedule::Cron(_)), Overlap::At(at)) if now < at.min(self.rare.planned + PLAN_EVERY) => {}
             (Some(Schedule::Cron(rule)), Overlap::At(_) | Overlap::Unknown) => {
                 let plan = PlanId(self.serial());
-                self.overlap = Overlap::Asked(plan);
+                self.rare.overlap = Overlap::Asked(plan);
                 out.effects.push(Effect::Plan { plan, rule, since: last });
             }
             (Some(Schedule::Cron(_)), Overlap::Asked(_)) | (None, _) => {}
@@ -253,21 +256,21 @@ impl Machine {
 
     /// The answer to the question when the next run is due.
     pub(super) fn overlap_planned(&mut self, now: BootTime, next: Next, out: &mut Step) {
-        self.planned = now;
+        self.rare.planned = now;
         match next {
             Next::At { at, missed } => {
-                self.overlap = Overlap::At(at);
+                self.rare.overlap = Overlap::At(at);
                 self.missed_so_far(now, missed, out);
             }
             // The end of the run reports the reason.
-            Next::Never { .. } => self.overlap = Overlap::At(now + PLAN_EVERY),
+            Next::Never { .. } => self.rare.overlap = Overlap::At(now + PLAN_EVERY),
         }
     }
 
     /// The run exceeded op_timeout. It is ended with all its descendants, like any command.
     pub(super) fn run_overdue(&mut self, now: BootTime, process: Process, out: &mut Step) -> State {
         let Some(spec) = self.spec.clone() else { return State::Up(process) };
-        out.effects.push(match &self.own_run {
+        out.effects.push(match &self.rare.own_run {
             Some(own) => Effect::EndRun(own.run),
             None => Effect::Signal { process, signal: Signal::Kill, detached: spec.policy.detached },
         });
@@ -280,7 +283,7 @@ impl Machine {
     /// The run cannot be killed. The next try comes after the same time.
     pub(super) fn run_not_ended(&mut self, now: BootTime, spec: &Spec, process: Process, out: &mut Step) {
         let limit = spec.policy.op_timeout;
-        if let Some(run) = &mut self.run {
+        if let Some(run) = &mut self.rare.run {
             run.deadline = now + limit.max(REPORT_EVERY);
         }
         let reason = messages::run_not_ended(limit, process.pid);
@@ -298,7 +301,7 @@ impl Machine {
 
     /// Reports the runs that were missed since the run under way began.
     fn missed_so_far(&mut self, now: BootTime, count: u32, out: &mut Step) {
-        let Some(run) = &mut self.run else { return };
+        let Some(run) = &mut self.rare.run else { return };
         let is_quiet = run.told_at.is_some_and(|at| now.since(at) < REPORT_EVERY);
         let unreported = count.saturating_sub(run.missed);
         if unreported == 0 || is_quiet {
@@ -310,7 +313,7 @@ impl Machine {
 
     /// Reports the runs that were missed since the last run began, except those that were already reported.
     fn missed_in_all(&mut self, count: u32, out: &mut Step) {
-        let reported = self.run.as_ref().map_or(0, |run| run.missed);
+        let reported = self.rare.run.as_ref().map_or(0, |run| run.missed);
         self.missed(count.saturating_sub(reported), out);
     }
 

@@ -36,14 +36,14 @@ impl Machine {
         let last = format!("pid {} {exit}", process.pid);
         if exit == Exit::OutOfMemory {
             // The process's own logs do not show the reason.
-            self.fault = Some(last.clone());
+            self.rare.fault = Some(last.clone());
         }
         if let Some(spec) = self.spec.clone().filter(|spec| spec.policy.kind == Kind::Once) {
             return self.look_behind(LookScope::Leftovers, spec, out);
         }
         // A program that ended well may have handed over to another process, and a command may have left the
         // real one behind.
-        self.dead = (exit != Exit::Code(0)).then_some(process);
+        self.rare.dead = (exit != Exit::Code(0)).then_some(process);
         match (process.found, exit) {
             // The command itself was the process, so there is no other process to look for.
             (Found::Foreground, exit) if exit != Exit::Code(0) => {
@@ -89,7 +89,7 @@ impl Machine {
         if self.spec.is_none() || self.timetable().is_some() {
             return State::Down(rest);
         }
-        self.odd_absence = None;
+        self.rare.odd_absence = None;
         self.streak.last_start = Some(now);
         out.effects.push(Effect::Watch(process));
         out.writes.push(Write::Event(Event::TookOver { pid: process.pid, from: None }));
@@ -98,8 +98,8 @@ impl Machine {
 
     /// The process is no longer the supervised one, and still runs.
     pub(super) fn outlive(&mut self, old: Process, out: &mut Step) {
-        if self.older.len() < MOST_OLDER && !self.older.iter().any(|older| older.is(&old)) {
-            self.older.push(old);
+        if self.rare.older.len() < MOST_OLDER && !self.rare.older.iter().any(|older| older.is(&old)) {
+            self.rare.older.push(old);
         }
         out.effects.push(Effect::Retire(old));
     }
@@ -107,12 +107,12 @@ impl Machine {
     /// Earlier generations are ended with the process, or before a restart_cmd replaces it. A sweep would
     /// find them too, but there is no sweep with `detached: keep`.
     pub(super) fn end_older(&mut self, signal: Signal, spare: &[Process], out: &mut Step) {
-        for process in &self.older {
+        for process in &self.rare.older {
             let spare = spare.to_vec();
             out.effects.push(Effect::SignalRetired { process: *process, signal, spare });
         }
         if signal == Signal::Kill {
-            self.older.clear();
+            self.rare.older.clear();
         }
     }
 

@@ -30,8 +30,8 @@ impl Machine {
     /// The answer to [`Effect::Vet`]. `None`: no process of another account is involved.
     pub fn vetted(&mut self, now: BootTime, op: OpId, other: Option<OtherAccount>) -> Step {
         let mut out = Step::default();
-        if let Some(index) = self.queries.iter().position(|order| order.op == op) {
-            let order = self.queries.remove(index);
+        if let Some(index) = self.rare.queries.iter().position(|order| order.op == op) {
+            let order = self.rare.queries.remove(index);
             match other {
                 None => {
                     let state = self.take();
@@ -40,18 +40,20 @@ impl Machine {
                 }
                 Some(other) => refuse(&order, messages::process_of_another(&other), &mut out),
             }
+            self.rare.tidy();
             return out;
         }
         let Some(index) = self.queue.iter().position(|order| order.op == op) else { return out };
+        self.recall();
         match other {
-            None => self.vetted = Some(Box::new(op)),
+            None => self.rare.vetted = Some(op),
             Some(other) => {
                 let order = self.queue.remove(index).expect("the index is in the queue");
                 refuse(&order, messages::process_of_another(&other), &mut out);
             }
         }
         self.proceed(now, &mut out);
-        self.vetted = None;
+        self.rare.vetted = None;
         self.write_begun(&mut out);
         self.save(&mut out);
         out
@@ -69,7 +71,7 @@ impl Machine {
             refuse(&order, reason, out);
             return Vet::Refused;
         }
-        if self.vetted.as_deref() == Some(&order.op) {
+        if self.rare.vetted == Some(order.op) {
             return Vet::Passed;
         }
         match self.question(state, order) {
@@ -100,7 +102,7 @@ impl Machine {
         }
         let Some(question) = self.question(state, order) else { return false };
         out.effects.push(question);
-        self.queries.push(order.clone());
+        self.rare.queries.push(order.clone());
         true
     }
 
