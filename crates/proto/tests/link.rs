@@ -165,18 +165,16 @@ fn messages_of_agents_match_their_golden_files() {
             Body::States(States {
                 all: true,
                 procs: vec![ProcStateMessage::new(&proc(), 9, Some(&report))],
-                groups: Vec::new(),
-                log_lines_dropped: 0,
+                ..States::default()
             }),
         ),
+        ("states_continues", Body::States(States { all: true, continues: true, ..States::default() })),
         ("states_log_lines_dropped", Body::States(States { log_lines_dropped: 300, ..States::default() })),
         (
             "states_groups",
             Body::States(States {
-                all: false,
-                procs: Vec::new(),
                 groups: vec![GroupsMessage::new("web", 9, &[group()]), GroupsMessage::new("db", 10, &[])],
-                log_lines_dropped: 0,
+                ..States::default()
             }),
         ),
         (

@@ -341,23 +341,15 @@ impl LinkSession<'_> {
         all: bool,
         changes: StateChanges,
     ) -> Result<(), LinkEnd> {
-        let mut batch = StatesMessage { all, ..StatesMessage::default() };
-        let mut bytes = 0;
-        for state in changes.procs {
-            let size = state.report.len() + state.namespace.len() + state.name.len() + 32;
-            flush_if_full(socket, &mut batch, &mut bytes, size).await?;
-            batch.procs.push(state);
-        }
-        for groups in changes.groups {
-            let size = groups.groups.len() + groups.namespace.len() + 32;
-            flush_if_full(socket, &mut batch, &mut bytes, size).await?;
-            batch.groups.push(groups);
-        }
-        if batch != StatesMessage::default() {
+        let mut messages = states_messages(all, changes);
+        if let Some(mut last) = messages.pop() {
+            for message in messages {
+                socket.send(agent_message::Body::States(message)).await?;
+            }
             // Only with other changes: an agent that loses its log must not report each line.
             let lost = procfleet_program::log_lines_dropped();
-            batch.log_lines_dropped = lost.saturating_sub(self.lost_lines_reported.get());
-            socket.feed(agent_message::Body::States(batch)).await?;
+            last.log_lines_dropped = lost.saturating_sub(self.lost_lines_reported.get());
+            socket.feed(agent_message::Body::States(last)).await?;
             self.lost_lines_reported.set(lost);
         }
         Ok(())
@@ -556,29 +548,65 @@ async fn sleep_until(moment: Option<Instant>) {
     }
 }
 
-/// Sends states in several messages if necessary; the first begins the complete list. Flushes if `more` bytes
-/// would not fit.
-async fn flush_if_full(
-    socket: &mut LinkSocket,
-    batch: &mut StatesMessage,
-    bytes: &mut usize,
-    more: usize,
-) -> Result<(), LinkEnd> {
-    if *bytes + more > BATCH && *bytes > 0 {
-        socket.send(agent_message::Body::States(std::mem::take(batch))).await?;
-        *bytes = 0;
+/// States in messages of up to [`BATCH`] bytes. With `all` they are one complete list.
+fn states_messages(all: bool, changes: StateChanges) -> Vec<StatesMessage> {
+    let mut messages = Vec::new();
+    let mut message = StatesMessage { all, ..StatesMessage::default() };
+    let mut bytes = 0;
+    let mut make_room = |message: &mut StatesMessage, more: usize| {
+        if bytes + more > BATCH && bytes > 0 {
+            message.continues = all;
+            messages.push(std::mem::take(message));
+            bytes = 0;
+        }
+        bytes += more;
+    };
+    for state in changes.procs {
+        make_room(&mut message, state.report.len() + state.namespace.len() + state.name.len() + 32);
+        message.procs.push(state);
     }
-    *bytes += more;
-    Ok(())
+    for groups in changes.groups {
+        make_room(&mut message, groups.groups.len() + groups.namespace.len() + 32);
+        message.groups.push(groups);
+    }
+    if message != StatesMessage::default() {
+        messages.push(message);
+    }
+    messages
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use procfleet_core::id::TaskId;
-    use procfleet_proto::link::{MAX_FRAME, Op};
+    use procfleet_proto::link::{GroupsMessage, MAX_FRAME, Op, ProcStateMessage};
 
     const OMITTED: OmittedAccounts = OmittedAccounts::MeanEverybody;
+
+    #[test]
+    fn a_complete_list_continues_up_to_its_last_message() {
+        let state = |number: u64| ProcStateMessage {
+            namespace: "web".to_owned(),
+            name: number.to_string(),
+            revision: number,
+            report: vec![b' '; 300],
+            ..ProcStateMessage::default()
+        };
+        let groups = GroupsMessage { namespace: "web".to_owned(), ..GroupsMessage::default() };
+        let changes = || StateChanges { procs: (0..60).map(state).collect(), groups: vec![groups.clone()] };
+        let list = states_messages(true, changes());
+        let flags: Vec<(bool, bool)> = list.iter().map(|message| (message.all, message.continues)).collect();
+        assert_eq!(flags, [(true, true), (false, true), (false, false)]);
+        assert_eq!(list.iter().map(|message| message.procs.len()).sum::<usize>(), 60);
+        assert_eq!(list[2].groups, std::slice::from_ref(&groups));
+        let frame = |message: StatesMessage| agent_message::Body::States(message).into_bytes().len();
+        assert!(list.into_iter().all(|message| frame(message) < MAX_FRAME));
+
+        assert!(states_messages(false, changes()).iter().all(|message| !message.all && !message.continues));
+        let nothing = states_messages(true, StateChanges::default());
+        assert_eq!(nothing, [StatesMessage { all: true, ..StatesMessage::default() }]);
+        assert_eq!(states_messages(false, StateChanges::default()), []);
+    }
 
     #[test]
     fn an_op_of_a_newer_server_is_answered_for_itself() {

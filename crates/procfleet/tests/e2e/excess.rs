@@ -195,6 +195,50 @@ fn an_agent_that_exceeds_its_limits_is_disconnected_with_the_reason() {
 }
 
 #[test]
+fn a_complete_list_in_several_messages_is_stored_as_one() {
+    let up = up();
+    let peer = peer(&up, "10.6.1.9");
+    let mut talk = welcome(&peer, "one");
+    let running = |padding: usize| {
+        let mut state = state("p", 1, None);
+        state.forgotten = false;
+        state.report =
+            format!("{}{{\"state\":\"running\",\"hosted\":true}}", " ".repeat(padding)).into_bytes();
+        state
+    };
+    let named = |name: &str| ProcStateMessage { name: name.to_owned(), ..running(0) };
+    let send = |talk: &mut Talk<'_>, (all, continues): (bool, bool), procs: Vec<ProcStateMessage>| {
+        let states = States { all, continues, procs, ..States::default() };
+        talk.send(agent_message::Body::States(states).into_bytes());
+    };
+    let stored = || {
+        let store = rusqlite::Connection::open(up.data().join("server.db")).expect("the store");
+        let sql = "SELECT name FROM procs WHERE namespace = 'flood' ORDER BY name";
+        let mut rows = store.prepare(sql).expect(sql);
+        let names = rows.query_map([], |row| row.get(0)).expect(sql);
+        names.collect::<Result<Vec<String>, _>>().expect(sql)
+    };
+    send(&mut talk, (true, false), vec![named("a"), named("b")]);
+    wait_until(PATIENCE, "both are stored", || stored() == ["a", "b"]);
+    send(&mut talk, (true, true), vec![named("b")]);
+    // Stored after the message before it was handled.
+    send_event(&mut talk, event(1, "the first half was sent"));
+    let events = || count(&up, "SELECT count(*) FROM events WHERE namespace = 'flood'");
+    wait_until(PATIENCE, "the event is stored", || events() == 1);
+    assert_eq!(stored(), ["a", "b"], "nothing is missing meanwhile");
+    send(&mut talk, (false, false), vec![named("c")]);
+    wait_until(PATIENCE, "the list is complete", || stored() == ["b", "c"]);
+
+    // A list that is too long to be kept in memory is stored in parts.
+    for number in 0..12 {
+        let large = ProcStateMessage { name: format!("large-{number}"), ..running(50 * 1024) };
+        send(&mut talk, (number == 0, true), vec![large]);
+    }
+    wait_until(PATIENCE, "the list is stored before it has ended", || stored().len() == 12);
+    assert!(stored().iter().all(|name| name.starts_with("large-")));
+}
+
+#[test]
 fn the_host_facts_of_an_agent_are_bounded() {
     let up = up();
     let peer = peer(&up, "10.6.1.5");

@@ -74,7 +74,7 @@ fn unknown_content_states_and_groups_of_a_newer_agent_do_not_end_its_session() {
     ];
     let mut groups = GroupsMessage::new("newer", 1, &[]);
     groups.groups = br#"[{"id":"gse","cpu_pool_limit":"a fifth"}]"#.to_vec();
-    let states = States { all: true, procs, groups: vec![groups], log_lines_dropped: 0 };
+    let states = States { all: true, procs, groups: vec![groups], ..States::default() };
     talk.send(agent_message::Body::States(states).into_bytes());
     let mut report = Report::done(op, &Outcome::without_agent(Code::Success, "archived", OpKind::Start));
     report.done.as_mut().expect("an outcome").content = br#"{"archive":{"files":3}}"#.to_vec();

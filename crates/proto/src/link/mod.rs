@@ -305,6 +305,10 @@ pub struct States {
     /// Number of lines of its own log that the agent has lost since its last report.
     #[prost(uint64, tag = "4")]
     pub log_lines_dropped: u64,
+    /// The complete list goes on in the next message. Servers that do not know this field take the first
+    /// message for the complete list, and store the others as changes.
+    #[prost(bool, tag = "5")]
+    pub continues: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -46,6 +46,7 @@ pub(super) struct Intake {
     budget: AgentBudget,
     last_heard: LastHeard,
     held: Option<DeferredEvents>,
+    list: Option<UnfinishedList>,
     /// Reports that could not be stored while the database was away, and when to try again. The session reads
     /// nothing meanwhile.
     unstored: Option<(ToStore, Instant)>,
@@ -63,15 +64,37 @@ struct DeferredEvents {
 /// Content of a message, ready for the store. Storing it twice has the effect of storing it once.
 #[derive(Clone, Debug)]
 enum ToStore {
-    States { all: bool, procs: Vec<ProcRecord>, forgotten: Vec<ProcKey>, groups: Vec<GroupsRecord> },
+    States(NewStates),
     Events { events: Vec<NewEvent>, confirmation: EventsStored },
 }
+
+/// What one message, or the messages of one complete list, say about states.
+#[derive(Clone, Debug)]
+struct NewStates {
+    /// The agent has no other procs and groups.
+    all: bool,
+    procs: Vec<ProcRecord>,
+    forgotten: Vec<ProcKey>,
+    groups: Vec<GroupsRecord>,
+}
+
+/// The beginning of a complete list of states.
+#[derive(Debug)]
+struct UnfinishedList {
+    states: NewStates,
+    bytes: usize,
+}
+
+/// Bytes of a complete list of states that are stored at once. Of a longer list the beginning is stored as the
+/// complete list, and then the rest: until then, some procs of the agent are missing in the store.
+const WHOLE_LIST: usize = 512 * 1024;
 
 impl Intake {
     /// The session of an agent in debt begins with a pause, so that the agent gains nothing by reconnecting.
     pub(super) fn begin(link: &Link, agent: &AgentId, last_heard: LastHeard) -> Intake {
         let budget = link.budgets.of(agent, link.clock.now());
-        let mut intake = Intake { budget, last_heard, held: None, unstored: None, paused_until: None };
+        let mut intake =
+            Intake { budget, last_heard, held: None, list: None, unstored: None, paused_until: None };
         intake.spend(link, agent, 0);
         intake
     }
@@ -132,8 +155,12 @@ impl Intake {
         match body {
             agent_message::Body::Reports(reports) => take_reports(link, agent, epoch, reports, size).await,
             agent_message::Body::States(states) => {
+                let continues = states.continues;
                 let states = read_states(link, agent, &self.budget, states)?;
-                self.store(link, agent, epoch, states).await
+                match self.add_to_list(states, continues, size) {
+                    Some(states) => self.store(link, agent, epoch, ToStore::States(states)).await,
+                    None => Ok(None),
+                }
             }
             agent_message::Body::Events(events) => {
                 agent_limits::check_events(&events)?;
@@ -160,6 +187,24 @@ impl Intake {
             }
             agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => Ok(None),
         }
+    }
+
+    /// The states to store now; `None` if their list continues.
+    fn add_to_list(&mut self, states: NewStates, continues: bool, size: usize) -> Option<NewStates> {
+        let (states, bytes) = match self.list.take() {
+            Some(UnfinishedList { states: mut list, bytes }) if !states.all => {
+                list.procs.extend(states.procs);
+                list.forgotten.extend(states.forgotten);
+                list.groups.extend(states.groups);
+                (list, bytes + size)
+            }
+            Some(_) | None => (states, size),
+        };
+        if continues && states.all && bytes <= WHOLE_LIST {
+            self.list = Some(UnfinishedList { states, bytes });
+            return None;
+        }
+        Some(states)
     }
 
     /// A message of a kind that this server does not know. It is ignored but charged, so that a flood of them
@@ -215,8 +260,8 @@ impl Intake {
     ) -> Result<Option<Body>, SessionEnd> {
         let kept = link.store.membership().is_shared().then(|| message.clone());
         let (stored, what) = match message {
-            ToStore::States { all, procs, forgotten, groups } => {
-                let stored = store_states(link, agent, epoch, all, procs, forgotten, groups).await;
+            ToStore::States(states) => {
+                let stored = store_states(link, agent, epoch, states).await;
                 if stored.is_ok() {
                     self.last_heard.states_stored(link.clock.now());
                 }
@@ -286,7 +331,7 @@ fn read_states(
     agent: &AgentId,
     budget: &AgentBudget,
     states: States,
-) -> Result<ToStore, SessionEnd> {
+) -> Result<NewStates, SessionEnd> {
     agent_limits::check_states(&states)?;
     if states.log_lines_dropped > 0 {
         // The agent reports this number: the limit keeps a false one from making the sum useless.
@@ -345,7 +390,7 @@ fn read_states(
         let GroupsMessage { namespace, revision, .. } = message;
         groups.push(GroupsRecord { namespace, revision, groups: of_namespace });
     }
-    Ok(ToStore::States { all: states.all, procs: records, forgotten, groups })
+    Ok(NewStates { all: states.all, procs: records, forgotten, groups })
 }
 
 /// Returns how many procs and groups were not stored, because the agent has too many.
@@ -353,11 +398,9 @@ async fn store_states(
     link: &Link,
     agent: &AgentId,
     epoch: Epoch,
-    all: bool,
-    records: Vec<ProcRecord>,
-    forgotten: Vec<ProcKey>,
-    groups: Vec<GroupsRecord>,
+    states: NewStates,
 ) -> Result<usize, StoreError> {
+    let NewStates { all, procs: records, forgotten, groups } = states;
     let procs = async {
         match all {
             true => link.store.replace_procs(agent, epoch, records).await,
