@@ -46,7 +46,7 @@ const QUEUE_LIMIT: usize = 16;
 
 /// One proc on one host. All decisions about it are made here.
 ///
-/// An agent has one for each proc, so fields that most procs do not need are in [`Rare`].
+/// An agent has one for each proc, so fields that most procs do not need are in a box (`rare`).
 #[derive(Clone, Debug)]
 pub struct Machine {
     key: Arc<ProcKey>,
