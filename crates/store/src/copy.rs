@@ -34,6 +34,7 @@ pub async fn copy(
         let copied = transaction.fill(table, snapshot.rows(table)).await;
         copied.map_err(|error| in_table(table, error))?;
     }
+    transaction.end_sessions().await?;
     transaction.continue_above(snapshot.used_numbers()?).await?;
     let mut rows = 0;
     for table in COPIED_TABLES {

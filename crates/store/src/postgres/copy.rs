@@ -130,6 +130,16 @@ impl CopyTransaction<'_> {
         Ok(())
     }
 
+    /// Agents that were connected when the store was copied have the server 0, which ends with the copy. So for
+    /// a day only a token that allows it replaces one that has not reconnected (see `join`).
+    pub(crate) async fn end_sessions(&self) -> Result<(), StoreError> {
+        let sql = "INSERT INTO server_ends (server, ended_at) \
+                   VALUES (0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) \
+                   ON CONFLICT (server) DO UPDATE SET ended_at = excluded.ended_at";
+        let done = self.transaction.batch_execute(sql).await;
+        done.map_err(|error| PgFault::Sql(error).during("ending the sessions of the copy"))
+    }
+
     /// Lets the counters continue above the copied numbers, and the planner know the tables. ALTER is undone
     /// with the transaction, unlike `setval`.
     pub(crate) async fn continue_above(&self, used: UsedNumbers) -> Result<(), StoreError> {

@@ -46,9 +46,9 @@ impl PgStore {
         // As in `lock_occupant`.
         let sql = "SELECT id, tokens.cloud_id, tokens.business_id, created_at, expires_at, uses_left, replaces, \
                    tokens.revoked_at, secret_hash, agents.agent_id, agents.business_id, \
-                   epoch > 0 AND agents.revoked_at IS NULL AND (changed_at > ? OR connected AND (holder = 0 \
-                   OR coalesce((SELECT ended_at > ? FROM server_ends WHERE server = holder), \
-                               holder IN (SELECT id FROM servers)))), labels FROM tokens \
+                   epoch > 0 AND agents.revoked_at IS NULL AND (changed_at > ? OR connected AND \
+                   coalesce((SELECT ended_at > ? FROM server_ends WHERE server = holder), \
+                            holder IN (SELECT id FROM servers))), labels FROM tokens \
                    LEFT JOIN agents ON agents.cloud_id = tokens.cloud_id AND ip = ? AND retired_at IS NULL \
                    LEFT JOIN sessions ON sessions.agent_id = agents.agent_id WHERE id = ?";
         let lost = Value::Int(lost_before(now));
@@ -186,7 +186,7 @@ fn occupant(row: &Row, column: usize) -> Result<Occupant, PgFault> {
 }
 
 /// Locks the session and then the row of the agent that a host has. An agent is connected as long as its
-/// server is up; with the end of the server its absence begins. An agent of a copied store has no server yet.
+/// server is up; with the end of the server its absence begins.
 async fn lock_occupant(tx: &Transaction<'_>, host: Host, now: i64) -> Result<Option<Occupant>, PgFault> {
     let sql = "WITH own AS MATERIALIZED ( \
                    SELECT sessions.agent_id, epoch, connected, changed_at, holder \
@@ -194,9 +194,9 @@ async fn lock_occupant(tx: &Transaction<'_>, host: Host, now: i64) -> Result<Opt
                    WHERE cloud_id = $1 AND ip = $2 AND retired_at IS NULL FOR UPDATE OF sessions \
                ) \
                SELECT agents.agent_id, business_id, \
-               epoch > 0 AND revoked_at IS NULL AND (changed_at > $3 OR connected AND (holder = 0 \
-               OR coalesce((SELECT ended_at > $3 FROM server_ends WHERE server = holder), \
-                           holder IN (SELECT id FROM servers)))), labels, retired_at IS NULL \
+               epoch > 0 AND revoked_at IS NULL AND (changed_at > $3 OR connected AND \
+               coalesce((SELECT ended_at > $3 FROM server_ends WHERE server = holder), \
+                        holder IN (SELECT id FROM servers))), labels, retired_at IS NULL \
                FROM own JOIN agents ON agents.agent_id = own.agent_id FOR NO KEY UPDATE OF agents";
     let statement = tx.prepare_cached(sql).await?;
     let (cloud, ip) = (i64::from(host.cloud.0), host.ip.to_string());

@@ -125,6 +125,11 @@ pub(super) async fn enter(client: &impl GenericClient, membership: &Membership) 
         }
     }
     take_leases(client, own).await?;
+    // Servers of the version before do not note the ends of servers.
+    let sql = "INSERT INTO server_ends (server, ended_at) \
+               SELECT id, (extract(epoch FROM clock_timestamp()) * 1000)::bigint FROM servers WHERE state <> 'up' \
+               ON CONFLICT DO NOTHING";
+    client.execute(sql, &[]).await?;
     // A session of a server without a row counts as one of a dead server.
     client.execute("DELETE FROM servers WHERE state <> 'up' AND id < $1", &[&(own.0 - KEPT_ROWS)]).await?;
     // For a day, they protect agents from being replaced (see `join`), however often servers restart. The end of

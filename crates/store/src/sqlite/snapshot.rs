@@ -277,7 +277,7 @@ mod tests {
         ("deleted_tasks.number", "its ops are left out"),
         ("submissions.kind", "each kind has a table of its own"),
         ("agents.present", "every start resets it"),
-        ("agents.cut_off_at", "a connected agent of a copy counts as connected until it has a server"),
+        ("agents.cut_off_at", "the sessions of connected agents end with the copy"),
         ("sqlite_sequence.name", "see `used_numbers`"),
         ("sqlite_sequence.seq", "see `used_numbers`"),
     ];

@@ -9,6 +9,7 @@ use procfleet_proto::http::cursor::{AgentOrder, ProcOrder};
 use procfleet_store::clock::{BootNumber, ClockMark, ClockReading};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const BOOT: &str = "5b0b9c5e";
 const WHEN: ClockReading = ClockReading { wall: i64::MIN, mark: None };
@@ -414,20 +415,35 @@ async fn a_copy_of_a_store_in_use_counts_as_a_restored_backup() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_is_connected_when_its_store_is_copied_counts_as_connected() {
-    const NOW: i64 = 1_763_239_000_000;
+async fn an_agent_that_is_connected_when_its_store_is_copied_is_lost_a_day_later() {
+    const DAY: i64 = 86_400_000;
     let Fixture { folder, store } = TestEngine::Sqlite.with_agents(&["old"]).await;
-    let plain =
-        NewToken { id: "t2".to_owned(), expires_at: 2 * NOW, replaces: Replaces::LostAgents, ..token(10) };
+    let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("later").as_millis());
+    let now = now.expect("a time of today");
+    let plain = NewToken {
+        id: "t2".to_owned(),
+        expires_at: now + 9 * DAY,
+        replaces: Replaces::LostAgents,
+        ..token(10)
+    };
     store.create_token(plain).await.expect("a token");
     store.agent_connected(&agent("old"), "0.1.0", "null", 1_800, NEVER_CONNECTED).await.expect("connected");
     let url = new_database().await;
     copy_to(store_at(&path(&folder)), &url).await.expect("copied");
-    let copy = connect(&url).await;
     let shown = || TokenUse { id: "t2".to_owned(), secret_hash: SECRET };
     let in_use = JoinTokenRefusal::HostInUse(host(1));
-    assert_eq!(copy.join_refusal(shown(), host(1).ip, NOW).await.expect("no error"), Some(in_use));
-    assert_eq!(copy.join(shown(), joining("new", 1), NOW).await.expect("no error"), Err(in_use));
+    let copy = connect(&url).await;
+    let refusal =
+        async |copy: &Store, now| copy.join_refusal(shown(), host(1).ip, now).await.expect("no error");
+    assert_eq!(refusal(&copy, now + DAY / 2).await, Some(in_use));
+    assert_eq!(copy.join(shown(), joining("new", 1), now + DAY / 2).await.expect("no error"), Err(in_use));
+    assert_eq!(refusal(&copy, now + 2 * DAY).await, None);
+    psql(&url, &format!("UPDATE server_ends SET ended_at = ended_at - {}", 9 * DAY)).await;
+    copy.close().await.expect("closed");
+    let copy = connect(&url).await;
+    assert_eq!(refusal(&copy, now).await, None, "also after a start days later");
+    let joined = copy.join(shown(), joining("new", 1), now).await.expect("no error");
+    assert_eq!(joined.map(|joined| joined.retired), Ok(vec![agent("old")]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
