@@ -34,10 +34,11 @@ use pools::LimitedPools;
 use probes::ProbePace;
 use procfleet_core::code::Code;
 use procfleet_core::id::{BootId, OpId, ProcKey};
-use procfleet_core::op::{OpKind, Order, Outcome};
+use procfleet_core::op::{Content, OpKind, Order, Outcome};
 use procfleet_core::process::Process;
+use procfleet_core::spec::Identity;
 use procfleet_core::stagger::{RestartStagger, StartStagger};
-use procfleet_core::supervise::{Input, Machine, ProcNotice, Write, group_refusal};
+use procfleet_core::supervise::{Hosting, Input, Machine, ProcNotice, Write, group_refusal};
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::Parts;
 use procfleet_proto::link::{HostFacts, OpOrder};
@@ -352,11 +353,14 @@ impl SupervisorWork {
         // Parts were resumed with their siblings.
         open.filter(|op| op.whole().1.is_none()).for_each(|op| self.shared.open.begin(op));
         for (op, kind) in unbegun {
-            let message = format!(
-                "interrupted: the host was restarted before {} was begun; nothing was done",
-                kind.verb()
-            );
-            self.end_unbegun(&key, op, Outcome::without_agent(Code::Interrupted, message, kind)).await;
+            let message = format!("interrupted: {} was not begun before the host was restarted", kind.verb());
+            let mut outcome = Outcome::without_agent(Code::Interrupted, message, kind);
+            if let (Content::Control { .. }, Some(record)) = (&outcome.content, &record) {
+                let Identity { proc_name, setup_path, .. } = record.spec.identity.clone();
+                let hosted = record.hosting == Hosting::Hosted;
+                outcome.content = Content::Control { hosted, proc_name, setup_path };
+            }
+            self.end_unbegun(&key, op, outcome).await;
         }
         match record {
             Some(record) => {
@@ -384,8 +388,7 @@ impl SupervisorWork {
                 continue;
             }
             let message = format!(
-                "{} was not begun: the agent was started anew, and the server did not ask for it again before its deadline; \
-                 nothing was done",
+                "{} was not begun: the agent was started anew, and the server did not ask for it again before its deadline",
                 order.kind.verb()
             );
             let outcome = Outcome::without_agent(Code::Timeout, message, order.kind);

@@ -429,7 +429,8 @@ fn after_a_boot_only_hosted_procs_are_started() {
     assert!(outcome.message.contains("was under way"), "{outcome:?}");
     let outcome = not_begun.outcome();
     assert_eq!(outcome.code, 805, "{outcome:?}");
-    assert!(outcome.message.contains("restart was begun; nothing was done"), "{outcome:?}");
+    assert!(outcome.message.contains("restart was not begun"), "{outcome:?}");
+    assert_eq!(outcome.content["proc_name"], "web", "{outcome:?}");
     for (proc, old) in procs.iter().zip(pids) {
         let new = wait_for(PATIENCE, "it is started", || proc.program_pid().filter(|new| *new != old));
         proc.row_with_pid(new);
