@@ -386,6 +386,21 @@ fn how_many_samples_make_an_overuse_is_a_setting() {
     }
 }
 
+/// Before its first limits a process may use what it likes, so its stable life counts.
+#[test]
+fn a_process_that_gets_limits_after_a_stable_life_is_not_given_up() {
+    let mut world = up(&spec());
+    for _ in 0..4 {
+        assert_eq!(world.order(OpKind::Update, &spec()).code.number(), 0);
+        world.run_for(60_000);
+        world.sample(over());
+        assert_eq!(world.order(OpKind::Update, &limited()).code.number(), 0);
+        strain(&mut world);
+        world.run_for(5_000);
+    }
+    assert_eq!((world.starts.len(), world.machine.has_given_up()), (5, false), "{:?}", kinds(&world));
+}
+
 // ---- the whole namespace uses too much ----
 
 #[test]

@@ -27,6 +27,10 @@ pub(super) enum LimitVerdict {
 }
 
 impl LimitTracker {
+    pub(super) fn of(process: Process, past: LimitHistory) -> LimitTracker {
+        LimitTracker { process: Some(process), past, ..LimitTracker::default() }
+    }
+
     /// A new process and an overuse reset the count. One sample above a limit is a peak; `needed` consecutive
     /// samples are an overuse.
     pub(super) fn add_sample(

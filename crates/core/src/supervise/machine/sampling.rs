@@ -13,7 +13,7 @@ use crate::op::OpKind;
 use crate::process::{Found, Process};
 use crate::spec::{Detached, Kind, Resource, Spec};
 use crate::supervise::job::{Job, Purpose, Stage, Survival};
-use crate::supervise::limits::LimitVerdict;
+use crate::supervise::limits::{LimitTracker, LimitVerdict};
 use crate::supervise::policy::DownCause;
 use crate::supervise::{Effect, Event, Hosting, RunId, Step, Write, messages};
 use crate::usage::{LimitHistory, Usage};
@@ -81,7 +81,13 @@ impl Machine {
             }
             return state;
         }
-        let limit_tracker = self.rare.limit_tracker.get_or_insert_default();
+        // What ran stably before its first sample under these limits was within them, or had none.
+        let stable = |start| now.since(start) > spec.policy.stable_after() * 2;
+        let past = match self.streak.last_start.is_none_or(stable) {
+            true => LimitHistory::OnceWithin,
+            false => LimitHistory::AlwaysOver,
+        };
+        let limit_tracker = self.rare.limit_tracker.get_or_insert_with(|| LimitTracker::of(process, past));
         match limit_tracker.add_sample(process, usage, &spec.resource, spec.policy.limit_samples) {
             LimitVerdict::Within => {
                 if let State::Up(_) = state {
