@@ -209,8 +209,8 @@ fn words_for(fault: &ureq::Error) -> Phase {
         }
         Fault::Io(io) => match io.kind() {
             ErrorKind::ConnectionRefused => Phase::Connecting("connection refused".to_owned()),
-            ErrorKind::HostUnreachable => Phase::Connecting("there is no way to this host".to_owned()),
-            ErrorKind::NetworkUnreachable => Phase::Connecting("there is no way to its network".to_owned()),
+            ErrorKind::HostUnreachable => Phase::Connecting("no route to this host".to_owned()),
+            ErrorKind::NetworkUnreachable => Phase::Connecting("its network is unreachable".to_owned()),
             // Other socket errors may occur after sending, so the request may have been carried out.
             _ => Phase::Answering(lower(&io.to_string())),
         },

@@ -43,7 +43,7 @@ pub enum Error {
     Undecided { url: String, why: String },
     #[error("{url} answers (http status {status}), but not as procfleet does: {why}; is the address right?")]
     Stranger { url: String, status: u16, why: String },
-    #[error("the server does not let us in: {message} (code {code}); the credentials are from {credentials}")]
+    #[error("the server refuses the login: {message} (code {code}); the credentials are from {credentials}")]
     Denied { message: String, code: u32, credentials: String },
     #[error("the server refused: {message} (code {code})")]
     Refused { message: String, code: u32 },

@@ -49,7 +49,7 @@ Exit status:
      stopped one (829); with --strict these fail
   1  an operation failed or is still open, or the server refused the request
   2  the command line cannot be carried out as it stands
-  5  the server cannot be reached, or does not let us in";
+  5  the server cannot be reached, or refuses the login";
 
 /// Help about the exit statuses of all verbs, in short.
 pub const ALL_EXITS: &str = "\
@@ -59,7 +59,7 @@ Exit status of the verbs:
   2  the command line cannot be carried out as it stands
   3  (status, is-running) the process is stopped on one of the hosts
   4  (status, is-running) the process is not known there, or a host did not answer
-  5  the server cannot be reached, or does not let us in";
+  5  the server cannot be reached, or refuses the login";
 
 /// Help about the exit status of a verb that queries a process.
 const STATUS_EXITS: &str = "\
@@ -69,7 +69,7 @@ Exit status:
   4  it is not known there, or a host did not answer
   1  the server refused the request
   2  the command line cannot be carried out as it stands
-  5  the server cannot be reached, or does not let us in";
+  5  the server cannot be reached, or refuses the login";
 
 /// Help about a flag that lists have, and logs have not.
 const LOGS_WITHOUT_SINCE: &str = "\

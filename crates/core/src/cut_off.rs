@@ -12,8 +12,8 @@
 //!    +--holds again, from every state
 //! ```
 //!
-//! A peer that gets the database back a moment earlier than this server must not empty it, so a peer has to
-//! say twice that it holds.
+//! "Holds" means: may act, because its last confirmed beat is recent. After a failover a peer may reach the
+//! database a moment earlier than this server and must not empty it, so a peer must say twice that it holds.
 
 use crate::boot_time::BootTime;
 use std::time::Duration;

@@ -417,7 +417,7 @@ fn a_victim_of_its_group_is_ended_as_by_its_own_limit() {
         world.run_for(10_000);
         let killed = world.signals.last() == Some(&Signal::Kill);
         assert_eq!((killed, world.mains(), world.starts.len()), (true, 1, 2));
-        let note = "it was ended: pid 102 is ended, for its namespace used too much: mem 12.00, 12.00, 12.00 % together \
+        let note = "it was ended: pid 102 is ended because its namespace exceeded a limit: mem 12.00, 12.00, 12.00 % together \
                     (limit 10 of group g); ended in this order: it";
         assert_eq!(world.note(), note);
         assert_eq!(world.max_mains, 1);

@@ -76,7 +76,7 @@ fn report(info: &PanicHookInfo<'_>) {
             message,
             thread,
             backtrace,
-            "panicked: this request or session is given up and the program goes on; please report this line as a defect"
+            "panicked: this request or session was aborted, the program continues. Report this line as a defect"
         );
     } else {
         tracing::error!(
@@ -84,7 +84,7 @@ fn report(info: &PanicHookInfo<'_>) {
             message,
             thread,
             backtrace,
-            "panicked: the program ends and is to be started again; please report this line as a defect"
+            "panicked: the program exits with status 70; start it again if no service manager does. Report this line as a defect"
         );
         // The first one is the cause.
         FATAL.send_if_modified(|first| {

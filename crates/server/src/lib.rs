@@ -400,7 +400,7 @@ impl Server {
         let parts = async {
             self.services.dispatcher.stop().await;
             for failed in self.parts.join().await {
-                warn!(error = %failed, "a part of the server failed at its end");
+                warn!(error = %failed, "a background task of the server panicked during the shutdown");
             }
         };
         if tokio::time::timeout(LAST_CALLS, parts).await.is_err() {

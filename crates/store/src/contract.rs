@@ -88,7 +88,7 @@ contract! {
     /// Spends one use of the token and enrolls the agent, or does neither; the audit says which.
     fn join(token: TokenUse, joining: JoiningAgent, now: i64) -> Result<JoinedAgent, JoinTokenRefusal>;
 
-    /// A retired one is found too.
+    /// The agent with this id, even if it is retired.
     fn agent(wanted: &AgentId) -> Option<AgentRecord>;
 
     fn agent_at(host: Host) -> Option<AgentRecord>;
@@ -337,7 +337,7 @@ contract! {
 
     // Apps
 
-    /// Together with its audit record, if there is a request behind it.
+    /// Creates the app with its audit record. `None`: no request asked for it.
     fn create_app(app: NewApp, audit: Option<NewAudit>) -> ();
 
     fn app(code: &str) -> Option<AppRow>;

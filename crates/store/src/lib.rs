@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! server --> Store (contract.rs: one method for each unit of work) --> sqlite/: one file, the default
-//!                                                                 \\--> postgres/: a database
+//!                                                                 \--> postgres/: a database
 //! ```
 //!
 //! `types` has what goes in and out of the contract, `error` what can go wrong. `copy` moves the embedded

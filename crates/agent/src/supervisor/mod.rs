@@ -341,7 +341,10 @@ impl SupervisorWork {
         self.actors.values().for_each(Inputs::stop);
         let last_steps = async { while self.running.join_next().await.is_some() {} };
         if tokio::time::timeout(LAST_STEPS, last_steps).await.is_err() {
-            warn!(actors = self.running.len(), "some actors did not stop in time and were aborted");
+            warn!(
+                actors = self.running.len(),
+                "the supervision of some procs did not stop within 1 s and was aborted; their processes keep running"
+            );
             self.running.shutdown().await;
         }
     }

@@ -19,7 +19,7 @@ fn refusals_of_the_server_are_shown() {
     check(
         refused(1_306_403, "the app is unknown or its secret is wrong"),
         VerbExit::Unreachable,
-        "the server does not let us in: the app is unknown or its secret is wrong (code 1306403); the credentials \
+        "the server refuses the login: the app is unknown or its secret is wrong (code 1306403); the credentials \
          are from the flags",
     );
     check(

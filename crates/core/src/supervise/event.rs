@@ -94,7 +94,7 @@ impl fmt::Display for Event {
                 write!(f, "pid {pid} and what belongs to it used too much: {}", Excess { limits, samples })
             }
             Event::GroupOverLimit { pid, overuse } => {
-                write!(f, "pid {pid} is ended, for its namespace used too much: {overuse}")
+                write!(f, "pid {pid} is ended because its namespace exceeded a limit: {overuse}")
             }
             Event::RunMissed { count } => write!(f, "{count} scheduled runs were missed"),
         }

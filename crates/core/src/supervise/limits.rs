@@ -1,4 +1,4 @@
-//! When a process uses more than its limits allow: (samples, verdict), and nothing else.
+//! Compares samples of a process with its limits, and decides when they are an overuse.
 
 use crate::process::Process;
 use crate::spec::{LimitSamples, Resource};

@@ -23,7 +23,7 @@
 //!      +--> GaveUp: ends with start or host
 //! ```
 //!
-//! A periodic proc has a schedule instead of a wish to live, and its process is the command of a run:
+//! A periodic proc is started by a schedule instead of being kept alive. Its process is the command of a run:
 //!
 //! ```text
 //!   Order(host), the agent's return                the time has come        seen
@@ -224,7 +224,7 @@ pub struct View {
     pub utc_offset_secs: i32,
 }
 
-/// The outcome of one step. The writes are one transaction; whether the effects wait for it, `commit` says.
+/// The result of one step. The writes are one transaction; `commit` says whether the effects wait for it.
 #[derive(Debug, Default, PartialEq)]
 pub struct Step {
     pub writes: Vec<Write>,
@@ -232,14 +232,14 @@ pub struct Step {
     pub commit: Commit,
 }
 
-/// When the writes of a step must be durable. Those of one proc become so in their order in any case.
+/// When the writes of a step must be durable. The writes of one proc always become durable in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Commit {
     /// Before the effects, together with all earlier writes.
     #[default]
     First,
-    /// When the disk is ready: a crash that loses them loses nothing that a look at the host does not bring
-    /// back. So a hosted process comes back at once, also on a host whose disk is full.
+    /// Whenever the disk is ready. Only for writes that a restarted agent can reconstruct by a look at the
+    /// host. So a hosted process is restarted at once, even if the disk is full.
     Alongside,
 }
 

@@ -1,4 +1,4 @@
-//! When a hosted process that died is started again: (verdict, delay), and nothing else.
+//! The restart policy of a hosted process that died: restart now, restart later, or give up.
 //!
 //! A run is stable if it lasted longer than `start_interval`, `start_check` and 10 s
 //! ([`Policy::stable_after`]). After a stable run the process is restarted at once and the count is reset.
@@ -18,8 +18,7 @@ use std::time::Duration;
 
 /// Maximum factor by which the pause grows, relative to `start_interval`; limited by [`LONGEST_PAUSE`].
 const MOST_GROWTH: u32 = 16;
-/// A pause that has grown is not longer than this. A `start_interval` that is longer by itself is taken at
-/// its word.
+/// Maximum of a pause that has grown. A longer `start_interval` is used unchanged.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// Maximum jitter of a grown pause, as a divisor.
 const JITTER: u32 = 5;

@@ -45,20 +45,20 @@ pub struct ScheduledRun {
 /// The event that a stopped proc waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rest {
-    /// For an order.
+    /// Nothing is planned; an order may start it.
     Idle,
-    /// To be started again.
+    /// A restart is due at `at`.
     Retry {
         at: BootTime,
         /// The reason of the wait, for people.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         why: String,
     },
-    /// For its next scheduled run.
+    /// A scheduled run is due at `at`.
     Due { at: BootTime },
-    /// For what becomes of a scheduled run that began then and was not seen yet.
+    /// A scheduled run began at `at`; its process was not seen yet.
     Begun { at: BootTime },
-    /// For `start` or `host`: too many starts have failed.
+    /// Too many starts have failed; only `start` or `host` tries again.
     GaveUp { reason: String },
 }
 

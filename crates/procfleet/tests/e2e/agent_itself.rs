@@ -430,7 +430,7 @@ fn after_a_boot_only_hosted_procs_are_started() {
     let outcome = not_begun.outcome();
     assert_eq!(outcome.code, 805, "{outcome:?}");
     assert!(outcome.message.contains("restart was not begun"), "{outcome:?}");
-    assert_eq!(outcome.content["proc_name"], "web", "{outcome:?}");
+    assert_eq!(outcome.content["value"][0]["procName"], "web", "{outcome:?}");
     for (proc, old) in procs.iter().zip(pids) {
         let new = wait_for(PATIENCE, "it is started", || proc.program_pid().filter(|new| *new != old));
         proc.row_with_pid(new);

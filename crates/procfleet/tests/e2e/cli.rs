@@ -195,7 +195,7 @@ fn the_exit_code_says_what_went_wrong() {
     ] {
         assert_exit(&up.cli(&line), 2);
     }
-    // 5: the server cannot be reached, or it does not let us in.
+    // 5: the server cannot be reached, or refuses the login.
     let nobody = ["--app-code", "nobody", "--app-secret", "hush-hush"];
     let away = up.cli(&[&["ps", "--url", "http://127.0.0.1:1"], &nobody[..]].concat());
     assert_exit(&away, 5);

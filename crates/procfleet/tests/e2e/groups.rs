@@ -158,11 +158,14 @@ fn a_namespace_that_uses_too_much_loses_its_largest_process() {
     assert_eq!((&details["victims"], &details["pid"]), (&json!(["heavy"]), &json!(first)), "{event}");
     assert_eq!(details["sums"].as_array().map(Vec::len), Some(3), "{event}");
     let message = event["message"].as_str().expect("a message");
-    assert!(message.contains("used too much: mem ") && message.contains("of group pool"), "{message}");
+    assert!(message.contains("exceeded a limit: mem ") && message.contains("of group pool"), "{message}");
     let row = wait_for(PATIENCE, "it comes back", || {
         heavy.row().filter(|row| row["state"] == "running" && row["pid"] != first)
     });
-    assert!(row["note"].as_str().is_some_and(|note| note.contains("its namespace used too much")), "{row}");
+    assert!(
+        row["note"].as_str().is_some_and(|note| note.contains("its namespace exceeded a limit")),
+        "{row}"
+    );
     assert_eq!((heavy.runs(), light.runs(), light.pid()), (2, 1, Some(modest)), "the light one goes on");
     let metrics = up.client.page("/metrics").text;
     assert!(metrics.contains("procfleet_events_total{kind=\"group_over_limit\"} 1"), "{metrics}");

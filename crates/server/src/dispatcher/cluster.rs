@@ -139,8 +139,8 @@ impl Cluster {
         }
     }
 
-    /// Whether this server, whose ops this one was given to decide about, was alive at the last look, or was
-    /// not known then.
+    /// Whether `holder` has died since the last look. Its ops were given to this server, so it is dead now.
+    /// At the last look it was alive, or not known yet.
     pub(super) fn has_died_since(&self, holder: ServerId) -> bool {
         let newest = self.ended + i64::try_from(self.alive.len()).unwrap_or(0);
         holder != self.run && (self.alive.contains(&holder) || holder.0 > newest)
@@ -389,7 +389,7 @@ impl Work {
                 error!(
                     sessions,
                     error = &error as &dyn std::error::Error,
-                    "reading the ops of agents that have connected failed; they get no ops until it succeeds, which is tried every second"
+                    "cannot read the ops of newly connected agents; they get no ops until a retry succeeds (every second). Check the database"
                 );
                 self.retry_at = Some(self.clock.now() + RETRY);
             }

@@ -43,7 +43,7 @@ impl Work {
                 Err(error) => {
                     error!(
                         error = &error as &dyn std::error::Error,
-                        "writing outcomes failed; they are kept in memory and tried again every second, and agents repeat what is not acknowledged. If this goes on, check the disk of the data folder"
+                        "writing outcomes failed; they are kept in memory and tried again every second, and agents repeat what is not acknowledged. If this goes on, check the disk of the data folder, or with --store the database"
                     );
                     self.finished.splice(..0, batch);
                     self.retry_at = Some(self.clock.now() + RETRY);

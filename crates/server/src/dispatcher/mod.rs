@@ -145,7 +145,8 @@ struct Work {
     back_by: HashMap<AgentId, BootTime>,
     /// Agents that were retired or revoked, with the reason.
     dismissed: HashMap<AgentId, String>,
-    /// As `back_by`, for agents that have not connected since the server's own start.
+    /// Until then agents without a `back_by` may reconnect, after a start of this server or the death of
+    /// another one. With a shared store it also extends `back_by`.
     verdicts_from: BootTime,
     timers: BTreeSet<(BootTime, OpId)>,
     /// Ops to decide about.

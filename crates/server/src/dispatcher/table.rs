@@ -103,7 +103,7 @@ impl Work {
                 error!(
                     tasks,
                     error = &error as &dyn std::error::Error,
-                    "reading new tasks from the store failed; their ops wait and the read is tried again every second. If this goes on, check the store"
+                    "reading new tasks from the store failed; their ops wait and the read is tried again every second. If this goes on, check the disk of the data folder, or with --store the database"
                 );
                 self.retry_at = Some(self.clock.now() + RETRY);
             }

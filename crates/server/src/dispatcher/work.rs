@@ -23,7 +23,7 @@ const SMALL_TABLE: usize = 4_096;
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 impl Work {
-    /// With the open ops of the store. `grace`: how long agents that have not reconnected yet do not count as
+    /// Loads the open ops of the store. `grace`: how long agents may take to reconnect before they count as
     /// away.
     pub(super) async fn load(
         store: Store,

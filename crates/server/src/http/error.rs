@@ -162,9 +162,9 @@ impl CallError {
             CallError::App(AppError::Store(source)) => {
                 error!(
                     error = source as &dyn std::error::Error,
-                    "the store failed and a call was refused; check the disk of the data folder and /readyz"
+                    "the store failed and a call was refused; check /readyz, and the disk of the data folder or the database"
                 );
-                let reason = "the store does not take or give data now; nothing was changed".to_owned();
+                let reason = "the store cannot be read or written now; nothing was changed".to_owned();
                 (StatusCode::OK, Code::SystemError, reason)
             }
             CallError::App(AppError::DiskFull(kind)) => {

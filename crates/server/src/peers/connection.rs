@@ -44,7 +44,7 @@ pub(super) enum ExchangeFault {
     Closed,
     #[error("not a frame of this protocol, or one above the size limit")]
     Frame(#[source] Box<WsError>),
-    #[error("a text, which this protocol does not have")]
+    #[error("a text message; this protocol is binary")]
     Text,
 }
 

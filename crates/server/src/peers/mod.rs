@@ -38,7 +38,7 @@ const ON_ITS_WAY: Duration = Duration::from_secs(1);
 const KEEP: Duration = Duration::from_secs(20);
 /// Connections that are kept to one server. More questions at once open more, which are closed afterwards.
 const KEPT: usize = 8;
-/// How long a server may take to say whether it holds, connecting included.
+/// How long a server may take to say whether it reaches the database, connecting included.
 const ALIVE: Duration = Duration::from_secs(3);
 
 /// The handle. Clones share the certificate and the connections.

@@ -144,7 +144,7 @@ async fn a_server_that_gives_no_usable_answer_is_named_with_the_reason() {
         // Field 15 of a newer version.
         (Played::Bytes(vec![0x7a, 1, 1]), "a message of a kind that this version does not know"),
         (Played::Bytes(vec![0; MAX_FRAME + 1]), "above the size limit"),
-        (Played::Text, "a text, which this protocol does not have"),
+        (Played::Text, "a text message; this protocol is binary"),
         (Played::Nothing, "did not answer in time"),
         (
             Played::Answer(peer_answer::Body::Busy(PeerBusy {})),

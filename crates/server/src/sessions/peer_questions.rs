@@ -1,8 +1,8 @@
 //! Questions of other servers about agents that are connected here. The asking side is `crate::peers`.
 //!
-//! Only servers get through the TLS handshake ([`crate::pki::RunCertificate`]). A server that is not alive,
-//! by what this one has seen in the store, learns only whether this one holds: it asks because it may be cut
-//! off from the database, and by then others may have declared it dead.
+//! Only servers get through the TLS handshake ([`crate::pki::RunCertificate`]). A server that this one does
+//! not know as alive learns only whether this server may act: it asks because it may be cut off from the
+//! database, and others may have declared it dead.
 
 use super::Link;
 use super::questions::{AgentAnswer, AgentQuestion, Unanswered};
@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(120);
 const IDLE: Duration = Duration::from_secs(30);
 /// How long one write may take.
 const WRITE: Duration = Duration::from_secs(20);
-/// A server that has just started may ask before this one has seen it in the store.
+/// How long to wait until the asking server is seen in the store: it may have just started.
 const SEEN: Duration = Duration::from_secs(2);
 
 /// Shared by the connections of all other servers.
@@ -59,7 +59,7 @@ impl PeerPort {
                 Ok(Some(Ok(Message::Text(_)))) => {
                     warn!(
                         server = from.0,
-                        "another server sent a text, which this protocol does not have; its connection was closed"
+                        "closed the connection of another server: it sent a text message, and the protocol is binary"
                     );
                     break;
                 }

@@ -42,7 +42,7 @@ impl CaFollower {
                     is_failing = true;
                     error!(
                         error = &error as &dyn std::error::Error,
-                        "the CA of the store could not be read or opened; the server goes on with the CA that it has, and tries again. \\
+                        "the CA of the store could not be read or opened; the server goes on with the CA that it has, and tries again. \
                          If another server has changed the CA or the seal key, start this one with all seal keys (--seal-key)"
                     );
                 }

@@ -54,14 +54,14 @@ const KEPT_ENDS_MS: i64 = 2 * 86_400_000;
 #[derive(Clone, Debug)]
 pub(super) struct Beats {
     state: watch::Receiver<DatabaseState>,
-    task: Arc<RenewTask>,
+    task: Arc<HeartbeatTask>,
 }
 
 /// Aborts the heartbeat task on drop.
 #[derive(Debug)]
-struct RenewTask(AbortHandle);
+struct HeartbeatTask(AbortHandle);
 
-impl Drop for RenewTask {
+impl Drop for HeartbeatTask {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -186,7 +186,7 @@ impl Beats {
             takeover: None,
         };
         let task = tokio::spawn(renewal.run()).abort_handle();
-        Beats { state, task: Arc::new(RenewTask(task)) }
+        Beats { state, task: Arc::new(HeartbeatTask(task)) }
     }
 
     /// Why the database cannot be used now.
@@ -491,11 +491,11 @@ impl BeatTask {
         match is_lost {
             true => tracing::error!(
                 server = run.0,
-                "the database failed over or was restored, and does not know this server; its sessions end, and it goes on as a new server"
+                "the database failed over or was restored, and does not know this server; its sessions end, and it goes on as a new server. Recent changes may be lost: check the tasks accepted last"
             ),
             false => tracing::error!(
                 server = run.0,
-                "other servers have declared this one dead while it did not reach the database; its sessions end, and it goes on as a new server"
+                "other servers have declared this one dead while it did not reach the database; its sessions end, and it goes on as a new server. Check the network between this server and the database"
             ),
         }
         self.membership.publish(|view| {

@@ -51,7 +51,7 @@ pub struct ProcExecutor {
     watches: Vec<(Id, ExitWatch)>,
     /// The last CPU sample. Boxed, because only queries take one.
     sample: Option<Box<CpuSample>>,
-    /// Earlier generations of the program, which are watched and are left behind all the same.
+    /// Earlier generations of the program. They are watched, but a sweep treats them as leftovers.
     retired: Vec<Id>,
     /// Something of the proc was seen outside its cgroups.
     escaped: bool,

@@ -4,7 +4,7 @@ use crate::exec::context::ExecContext;
 use crate::exec::procfs::{self, Id, Stat};
 use procfleet_core::op::Instance;
 
-/// A command line may be a whole screen long; this much is shown.
+/// Maximum number of characters of a displayed command line.
 const COMMAND_LINE_LIMIT: usize = 1024;
 /// Minimum interval for a CPU figure; within less the last figure is kept.
 const SHORTEST_SPAN_MILLIS: u64 = 200;
