@@ -259,14 +259,15 @@ async fn run_housekeeping(
 
 /// Rotates logs, concurrently with other work: copying takes a while.
 async fn rotate_logs(context: &Arc<ExecContext>) -> std::convert::Infallible {
-    let mut forgotten_at: Option<Instant> = None;
-    // By then the procs of the journal are resumed.
+    // By then the procs of the journal have found their logs, also renamed ones, whose records would be
+    // removed with those of lost logs.
+    let mut forget_at = Instant::now() + HOUSEKEEPING;
     let mut pause = SOON;
     loop {
         tokio::time::sleep(pause).await;
-        let with_forgotten = forgotten_at.is_none_or(|at| at.elapsed() > FORGOTTEN);
+        let with_forgotten = Instant::now() >= forget_at;
         if with_forgotten {
-            forgotten_at = Some(Instant::now());
+            forget_at = Instant::now() + FORGOTTEN;
         }
         let context = context.clone();
         let rotate = move || {

@@ -128,7 +128,7 @@ impl ExecContext {
 
     fn nothing(&self, proc_log: &ProcLog, proc: &ProcKey) -> (Code, String) {
         let reason = match proc_log.elsewhere() {
-            Some(at) => format!("{proc} was not started by this agent and writes to {at}; look there"),
+            Some(at) => format!("{proc} writes to {at}, which is no log of this agent; look there"),
             None => format!(
                 "this host has no output of {proc}: it was never started here, or it was forgotten more than a day ago"
             ),

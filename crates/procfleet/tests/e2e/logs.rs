@@ -2,9 +2,12 @@
 
 use crate::access::{OTHER, granted_app};
 use crate::up;
-use procfleet_testkit::{Joined, Op, PATIENCE, Proc, Program, Signal, Up, account, programs, wait_until};
+use procfleet_testkit::{
+    Joined, Need, Op, PATIENCE, Proc, Program, Signal, Up, account, has, programs, wait_until,
+};
 use serde_json::json;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 const FILE_INVALID: u64 = 1_000_104;
 const NO_AGENT: u64 = 1_000_117;
@@ -233,6 +236,76 @@ fn a_log_that_others_empty_or_rename_is_still_read() {
     goes_on("the next agent finds the renamed log");
     fs::remove_file(folder.join("ticks.log.2")).expect("our own folder");
     goes_on("the deleted log is read");
+}
+
+/// After a restart the agent looks at what its processes write to. What is not a log is neither copied nor cut,
+/// whatever rights the agent has.
+#[test]
+fn an_output_that_is_no_log_is_never_cut() {
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--log-size", "0.0625", "--log-keep", "1000"]);
+    let logs = up.folder("logs");
+    let content = "what the host needs\n".repeat(20_000);
+    let elsewhere = tempfile::tempdir().expect("a temp dir");
+    fs::set_permissions(elsewhere.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+    let file = |name: &str| {
+        let path = elsewhere.path().join(name);
+        fs::write(&path, &content).expect("our own folder");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("our own file");
+        path
+    };
+    let (secret, export) = (file("secret"), file("export.csv"));
+    let proc = |name: &str| up.proc(name).identity("log_path", logs.to_str().expect("a plain path"));
+
+    // The program gives up root's rights, and then takes a file of root's as its output, which it cannot open.
+    let sly = has(Need::Root, account() == "root").then(|| {
+        let perl = format!(
+            "use POSIX; setgid(65534); setuid(65534); sysopen(my $file, \"{}\", 0x200000) or die $!; \
+             dup2(fileno($file), 1) or die $!; exec {{\"/bin/sleep\"}} \"./web\", 1000",
+            secret.display()
+        );
+        let sly = proc("sly").starts(&format!("exec perl -e '{perl}'"));
+        (sly.start(), sly)
+    });
+    // An administrator has started a process whose output is a result.
+    let by_hand = proc("by-hand").starts(&programs::foreground());
+    let open = fs::OpenOptions::new().append(true).open(&export).expect("our own file");
+    let mut web = Program::new(by_hand.folder.join(programs::NAME)).args(["1000"]);
+    web = web.current_dir(&by_hand.folder).stdout_to(open);
+    web.start();
+    by_hand.op(Op::Host).assert_success();
+    by_hand.row_with_pid(web.pid());
+    let fill = "until test -e $1; do sleep 0.05; done; yes a line of a log | head -n 20000";
+    let talks = proc("talks").starts(&format!("f() {{ {fill}; }}; f one; f two; exec ./web 1000"));
+    talks.start();
+
+    up.kill_agent();
+    for proc in sly.iter().map(|(_, proc)| proc).chain([&by_hand]) {
+        assert!(proc.op(Op::Query).pid().is_some(), "{}", proc.name);
+    }
+    if let Some((pid, sly)) = &sly {
+        assert_eq!(sly.pid(), Some(*pid));
+    }
+    // When the second of these has been rotated, the round of the first is over for all logs.
+    let copies = || {
+        let names = fs::read_dir(&logs).expect("our own folder").flatten().map(|entry| entry.file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("talks.log.")).count()
+    };
+    for gate in ["one", "two"] {
+        let before = copies();
+        talks.open_gate(gate);
+        wait_until(PATIENCE, "the log was rotated", || copies() > before);
+    }
+    for path in [&secret, &export] {
+        assert!(fs::read_to_string(path).is_ok_and(|now| now == content), "{} was cut", path.display());
+    }
+    let mut names: Vec<_> = fs::read_dir(&logs).expect("our own folder").flatten().collect();
+    names.retain(|entry| !entry.file_name().to_string_lossy().starts_with("talks.log"));
+    let copied: Vec<_> =
+        names.iter().filter(|entry| entry.metadata().is_ok_and(|data| data.len() > 0)).collect();
+    assert!(copied.is_empty(), "{copied:?}");
+    let says = format!("writes to {}, which is no log of this agent", export.display());
+    up.client.get(&question(&by_hand, "")).assert_refused(FILE_INVALID, &[&says]);
+    assert!(web.is_running());
 }
 
 /// The last output of a command is in its outcome, also when earlier output was rotated out of the file

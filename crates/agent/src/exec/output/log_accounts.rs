@@ -172,6 +172,12 @@ fn path_in(folder: &Path, id: FileId) -> PathBuf {
     folder.join(id.file_name()).with_extension(EXTENSION)
 }
 
+/// Whether a run was given this file as the log of this name. Every run records that in
+/// [`LogAccounts::begin`], and the folder is the agent's alone.
+pub(in crate::exec) fn has_recorded(folder: &Path, id: FileId, log: &Path) -> bool {
+    lines(&path_in(folder, id)).iter().any(|line| line.id == id && *line.log == *log)
+}
+
 /// Removes the files of logs that no longer exist. `is_used` knows the files in use.
 pub(in crate::exec) fn forget_lost(folder: &Path, is_used: impl Fn(&FileId) -> bool) {
     let Ok(entries) = fs::read_dir(folder) else { return };

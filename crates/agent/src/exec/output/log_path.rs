@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -45,11 +46,8 @@ pub(in crate::exec) fn open(path: &Path, account: &Account) -> Result<File, Stri
     let folder = path.parent().unwrap_or(Path::new("/"));
     let opened = account.with_rights_of(|| {
         let folder = make_folder(folder, account)?;
-        let file = open_in(&folder, path.file_name().unwrap_or_default())?;
-        // Another account may have created the name as a hard link to a file that it cannot write itself.
-        if file.metadata()?.nlink() > 1 && folder.doubt(&trust(account)).is_some() {
-            return Err(io::Error::other(format!("{path:?} has another name, too (a hard link)")));
-        }
+        let file = open_in(&folder, path.file_name().unwrap_or_default(), APPEND | OFlags::CREATE)?;
+        only_name(&file, path, &folder, account)?;
         Ok(file)
     });
     opened.map_err(|error| {
@@ -93,9 +91,30 @@ fn trust(account: &Account) -> PathTrust {
     PathTrust::agent().and([account.uid.as_raw()])
 }
 
-/// The file that this process writes to, as far as the account could open it itself.
-pub(in crate::exec) fn of_process(pid: u32, account: &Account) -> io::Result<File> {
+/// The log that is there already, under the conditions of [`open`].
+pub(in crate::exec) fn open_existing(path: &Path, account: &Account) -> io::Result<File> {
+    account.with_rights_of(|| {
+        let folder = undoubted(path_walk::walk(path.parent().unwrap_or(Path::new("/")))?, account)?;
+        let file = open_in(&folder, path.file_name().unwrap_or_default(), APPEND)?;
+        only_name(&file, path, &folder, account)?;
+        Ok(file)
+    })
+}
+
+/// The regular file that this process writes to, opened with `O_PATH`: a process may have any file as its
+/// output, also one that it could not open itself, and opening a device has side effects.
+pub(in crate::exec) fn stdout_of(pid: u32) -> io::Result<File> {
     let path = format!("/proc/{pid}/fd/1");
+    let file: File = rustix::fs::open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?.into();
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(not_regular(Path::new(&path))),
+    }
+}
+
+/// Opens a file of [`stdout_of`] as a log, as far as the account could open it itself.
+pub(in crate::exec) fn open_stdout(stdout: &File, account: &Account) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", stdout.as_raw_fd());
     account.with_rights_of(|| {
         let file = rustix::fs::open(path.as_str(), APPEND, Mode::empty())?;
         regular(file.into(), Path::new(&path))
@@ -103,15 +122,26 @@ pub(in crate::exec) fn of_process(pid: u32, account: &Account) -> io::Result<Fil
 }
 
 /// Follows no symbolic link, and does not block on a FIFO.
-fn open_in(folder: &Walked, name: &OsStr) -> io::Result<File> {
-    let flags = APPEND | OFlags::NOFOLLOW | OFlags::CREATE;
-    let file = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o640))?;
+fn open_in(folder: &Walked, name: &OsStr, flags: OFlags) -> io::Result<File> {
+    let file = rustix::fs::openat(folder, name, flags | OFlags::NOFOLLOW, Mode::from_raw_mode(0o640))?;
     regular(file.into(), Path::new(name))
+}
+
+/// Another account may have created the name as a hard link to a file that it cannot write itself.
+fn only_name(file: &File, path: &Path, folder: &Walked, account: &Account) -> io::Result<()> {
+    if file.metadata()?.nlink() > 1 && folder.doubt(&trust(account)).is_some() {
+        return Err(io::Error::other(format!("{path:?} has another name, too (a hard link)")));
+    }
+    Ok(())
+}
+
+fn not_regular(path: &Path) -> io::Error {
+    io::Error::other(format!("{path:?} is not a regular file"))
 }
 
 fn regular(file: File, path: &Path) -> io::Result<File> {
     if !file.metadata()?.is_file() {
-        return Err(io::Error::other(format!("{path:?} is not a regular file")));
+        return Err(not_regular(path));
     }
     rustix::fs::fcntl_setfl(&file, OFlags::APPEND)?;
     Ok(file)

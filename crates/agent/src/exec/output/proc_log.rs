@@ -17,7 +17,7 @@ use procfleet_core::{ProcKey, Spec};
 use std::collections::{HashMap, VecDeque};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
@@ -275,8 +275,8 @@ impl ProcLog {
         Ok((path, LogLocation::Own, file))
     }
 
-    /// The process that should write here; after a restart of the agent also finds the file that it really
-    /// writes to.
+    /// The process that should write here. After a restart of the agent, this also finds the log again in the
+    /// folder that the spec names.
     pub(in crate::exec) fn belongs_to(&self, process: Id, spec: &Spec, key: &ProcKey, proc_logs: &ProcLogs) {
         let mut inner = lock(&self.inner);
         inner.process = Some(process);
@@ -284,17 +284,36 @@ impl ProcLog {
         if inner.live.is_some() {
             return;
         }
+        inner.live = self.written_by(process, path, spec, proc_logs);
+    }
+
+    /// The log of this path, if the process writes to it. The output of a process can be any file, and what
+    /// counts as a log is cut: the file must have the name of the log, or be one that a run was given under
+    /// this name and that was renamed since.
+    fn written_by(
+        &self,
+        process: Id,
+        path: PathBuf,
+        spec: &Spec,
+        proc_logs: &ProcLogs,
+    ) -> Option<Arc<LiveLog>> {
+        let stdout = log_path::stdout_of(process.pid).ok()?;
+        let id = FileId::of(&stdout.metadata().ok()?);
         // A log in the agent's own folder is found by its name.
-        let own = fs::metadata(self.folder().join(OWN)).map(|data| (data.dev(), data.ino())).ok();
-        let theirs = fs::metadata(format!("/proc/{}/fd/1", process.pid)).map(|data| (data.dev(), data.ino()));
-        if own.is_some() && theirs.ok() == own {
-            return;
+        if fs::metadata(self.folder().join(OWN)).is_ok_and(|own| FileId::of(&own) == id) {
+            return None;
         }
-        let Ok(account) = Account::of(&spec.identity.user) else { return };
-        let Ok(file) = log_path::of_process(process.pid, &account) else { return };
+        let account = Account::of(&spec.identity.user).ok()?;
+        let is_it = |file: &File| file.metadata().is_ok_and(|data| FileId::of(&data) == id);
+        let named = log_path::open_existing(&path, &account).ok().filter(is_it);
+        let renamed = || {
+            let was_it = log_accounts::has_recorded(&proc_logs.states, id, &path);
+            was_it.then(|| log_path::open_stdout(&stdout, &account).ok()).flatten()
+        };
+        let file = named.or_else(renamed)?;
         let path: Arc<Path> = Arc::from(path);
-        let Ok(tracked) = proc_logs.track(&file, &path) else { return };
-        inner.live = Some(Arc::new(LiveLog { path, location: LogLocation::theirs(account, file), tracked }));
+        let tracked = proc_logs.track(&file, &path).ok()?;
+        Some(Arc::new(LiveLog { path, location: LogLocation::theirs(account, file), tracked }))
     }
 
     /// `None`: there is no log yet.
