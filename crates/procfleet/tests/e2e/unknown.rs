@@ -2,11 +2,12 @@
 
 use crate::{at_once, up};
 use procfleet_testkit::{
-    Need, Op, PATIENCE, Proc, Program, account, has, is_running, programs, wait_for, wait_until,
+    Need, Op, PATIENCE, Proc, Program, account, has, is_running, need, programs, wait_for, wait_until,
 };
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use tempfile::TempDir;
 
 /// Its entry in GSE's status.
@@ -150,6 +151,43 @@ fn a_forged_mark_does_not_make_a_process_roots() {
             check_left_alone(&proc, &mut stranger);
         }
         assert!(stranger.is_running(), "{}: nobody's process is not ended for root's proc", proc.name);
+    }
+}
+
+/// A `setup_path` that holds programs of everyone says nothing about a program of the proc's name there.
+#[test]
+fn a_namesake_in_a_common_folder_is_a_stranger() {
+    let top = tempfile::Builder::new().prefix("procfleet-common-").tempdir_in("/");
+    let Some(top) = need(Need::Root, top) else { return };
+    let up = up();
+    let procs = [("root", Path::new("/")), ("below-root", top.path())].map(|(name, folder)| {
+        let proc_name = format!("common-{name}-{}", std::process::id());
+        let proc = up.proc(name).identity("proc_name", &*proc_name);
+        symlink("/bin/sleep", top.path().join(&proc_name)).expect("our own folder");
+        symlink("/bin/sleep", proc.folder.join(&proc_name)).expect("our own folder");
+        let program = top.path().join(&proc_name);
+        let mut stranger = Program::new(&program).args(["1000"]).current_dir(folder);
+        stranger.start();
+        wait_until(PATIENCE, "the stranger runs its program", || {
+            fs::read(format!("/proc/{}/cmdline", stranger.pid()))
+                .is_ok_and(|line| line.starts_with(program.to_str().expect("a plain path").as_bytes()))
+        });
+        let command = format!("exec {} 1000", proc.folder.join(&proc_name).display());
+        (proc.identity("setup_path", folder.to_str().expect("a plain path")).starts(&command), stranger)
+    });
+    for (proc, mut stranger) in procs {
+        for (op, words) in [(Op::Stop, "no need to stop"), (Op::Kill, "no need to kill")] {
+            proc.op(op).assert(829, words);
+        }
+        assert_eq!(proc.op(Op::Query).pid(), None, "{}", proc.name);
+        proc.op(Op::Start).assert_success();
+        let ours = proc.pid().expect("it runs");
+        assert_ne!(ours, stranger.pid(), "{}", proc.name);
+        assert_eq!(proc.op(Op::Query).pid(), Some(ours), "{}", proc.name);
+        proc.op(Op::Stop).assert_success();
+        assert!(!is_running(ours), "{}", proc.name);
+        proc.op(Op::Kill).assert(829, "no need to kill");
+        assert!(stranger.is_running(), "{}: the stranger was ended", proc.name);
     }
 }
 

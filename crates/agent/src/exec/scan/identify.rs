@@ -199,10 +199,11 @@ impl RunningProgram {
         !self.argv.is_empty()
     }
 
-    /// Whether it was started from the folder, by name only. An interpreter whose working directory is the
-    /// folder may be an administrator's shell: it must run a file of the folder.
+    /// Whether it was started from the folder, by name only. The folder must be specific to the proc: anybody
+    /// may run a program of that name in a common one. An interpreter whose working directory is the folder
+    /// may be an administrator's shell: it must run a file of the folder.
     pub(in crate::exec) fn belongs_to(&self, folder: &SetupPath) -> bool {
-        if !self.is_readable() {
+        if !self.is_readable() || !folder.is_specific() {
             return false;
         }
         match self.is_interpreter() {
@@ -441,6 +442,27 @@ mod tests {
         assert!(here(program("web", "/usr/bin/web", &["web"])).belongs_to(&setup_path));
         assert!(!here(program("web", "", &[])).belongs_to(&setup_path));
         assert!(!here(program("sh", "", &[])).belongs_to(&setup_path));
+    }
+
+    #[test]
+    fn a_common_folder_makes_no_namesake_ours() {
+        for (setup_path, expected) in [
+            ("/opt/shop", true),
+            ("/opt/shop/bin", true),
+            ("/opt", false),
+            ("/root", false),
+            ("/", false),
+            ("/usr/bin", false),
+        ] {
+            let identity = Identity { setup_path: setup_path.to_owned(), ..Identity::default() };
+            let folder = SetupPath::of(&identity).expect("an absolute path");
+            let file = format!("{}/web", setup_path.trim_end_matches('/'));
+            let native = program("web", &file, &[&file]);
+            let script = program("python3", "/bin/python3", &["python3", &file]);
+            for program in [&native, &script] {
+                assert_eq!(program.belongs_to(&folder), expected, "{program:?} in {setup_path}");
+            }
+        }
     }
 
     #[test]
