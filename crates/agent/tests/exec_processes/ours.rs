@@ -14,6 +14,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
@@ -265,6 +266,14 @@ async fn recycle(row: &Row, proc: &mut Proc, command: &mut Command) {
         proc.forget();
         let what = format!("{}, with a recycled pid", row.what);
         assert_eq!(seen(&what, &proc.settled(), ours.pid), row.verdict, "{what}");
+        if row.accounts == Some(("nobody", "root")) {
+            // Row 13: a file that was written long before cannot mean the process of another account.
+            set_age(&proc.path("web.pid"), Duration::from_secs(60));
+            let stale = Cause::DeadPid { path: proc.spec.identity.pid_path.clone(), pid: ours.pid };
+            assert_eq!(cause(proc.settled()), stale, "{what} in an old file");
+            assert_eq!(cause(proc.recovered(Some(ours))), stale, "{what} in an old file");
+            set_age(&proc.path("web.pid"), Duration::ZERO);
+        }
         let sighting = proc.recovered(Some(ours));
         assert_eq!(seen(&what, &sighting, ours.pid), row.verdict, "{what}");
         if let Sighting::Running(process) = sighting {
@@ -276,6 +285,11 @@ async fn recycle(row: &Row, proc: &mut Proc, command: &mut Command) {
         return;
     }
     panic!("{}: other processes always took the pid first", row.what);
+}
+
+fn set_age(file: &Path, age: Duration) {
+    let file = fs::OpenOptions::new().write(true).open(file).expect("our own file");
+    file.set_modified(SystemTime::now() - age).expect("our own file");
 }
 
 /// Two agents on one machine with a proc of the same name: what one has started is its own while it lives.

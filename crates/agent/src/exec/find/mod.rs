@@ -27,9 +27,12 @@ use std::io::{self, Read};
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 /// A pid has at most ten digits; a longer file is not a pid file.
 const PID_FILE_LIMIT: u64 = 64;
+/// Accuracy of the time at which a pid file was written: 2 s on vfat.
+const PID_FILE_SLACK: Duration = Duration::from_secs(2);
 /// `/proc` and `/sys`: filesystems that cannot hold a pid file.
 const KERNELS_OWN: [rustix::fs::FsWord; 2] = [0x9fa0, 0x6265_6572];
 
@@ -343,7 +346,7 @@ pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
 fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
     let path = &wanted.identity.pid_path;
     (!path.is_empty()).then(|| {
-        let PidFileClaim { pid, way } = read_pid_file(path, &wanted.identity.user)?;
+        let PidFileClaim { pid, way, written } = read_pid_file(path, &wanted.identity.user)?;
         let dead = || Cause::DeadPid { path: path.clone(), pid };
         // Held throughout: if the process is alive at the end, all reads were about this process.
         let held = pidfd::open(pid).ok();
@@ -384,6 +387,11 @@ fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
         if only_described && !user::may_signal(&user, pid) {
             return Err(Cause::AnotherAccounts { path, pid, user });
         }
+        // Root may signal every process, and every account can start processes until one has the pid of a
+        // dead daemon. A process that began after the file was written is not the one that the file means.
+        if only_described && !user::runs_as(&user, pid) && began_after(&stat, written) {
+            return Err(dead());
+        }
         // The process's own account is not trusted: any user can run a program of this name and write its
         // pid.
         if only_described && let Some(doubt) = way.doubt(&PathTrust::spec(&user)) {
@@ -400,6 +408,17 @@ fn began_since_a_run(stat: &Stat, wanted: SearchFor<'_>) -> bool {
     wanted.sessions.iter().any(|leader| leader.start_ticks <= stat.id.start_ticks)
 }
 
+/// Whether the process began after this time. The start of a process is on the clock since the boot, so a
+/// step of the wall clock in between falsifies the answer.
+fn began_after(stat: &Stat, time: SystemTime) -> bool {
+    let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+    let began = Duration::from_millis(stat.id.start_ticks.saturating_mul(1_000) / ticks_per_second);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let age = Duration::try_from(now).unwrap_or_default().saturating_sub(began);
+    let began = SystemTime::now().checked_sub(age);
+    began.zip(time.checked_add(PID_FILE_SLACK)).is_some_and(|(began, time)| began > time)
+}
+
 fn runs_from_its_folder(program: &RunningProgram, wanted: SearchFor<'_>) -> bool {
     SetupPath::of(wanted.identity).is_some_and(|folder| program.runs_from(&folder))
 }
@@ -408,6 +427,8 @@ fn runs_from_its_folder(program: &RunningProgram, wanted: SearchFor<'_>) -> bool
 pub(in crate::exec) struct PidFileClaim {
     pub(in crate::exec) pid: u32,
     way: Walked,
+    /// When the file was last written.
+    written: SystemTime,
 }
 
 /// Content of a file that the account could not read itself is not disclosed: the agent may read everything,
@@ -434,7 +455,9 @@ pub(in crate::exec) fn read_pid_file(path: &str, user: &str) -> Result<PidFileCl
     }
     let file = way.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).map_err(failed)?;
     let mut bytes = Vec::new();
-    file.take(PID_FILE_LIMIT).read_to_end(&mut bytes).map_err(failed)?;
+    (&file).take(PID_FILE_LIMIT).read_to_end(&mut bytes).map_err(failed)?;
+    // Read after the content, so that it is not older than the content.
+    let written = file.metadata().and_then(|data| data.modified()).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes);
     let Some(word) = text.split_ascii_whitespace().next() else { return Err(bad("is empty")) };
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
@@ -443,7 +466,7 @@ pub(in crate::exec) fn read_pid_file(path: &str, user: &str) -> Result<PidFileCl
         true => bad(&format!("its content {word:?} is not a pid")),
         false => bad("its content is not a pid"),
     })?;
-    Ok(PidFileClaim { pid, way })
+    Ok(PidFileClaim { pid, way, written })
 }
 
 /// A process of the spec's name that was started from its folder, or by us, and is none of these.
