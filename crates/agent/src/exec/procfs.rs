@@ -303,6 +303,13 @@ pub(super) fn program_file(pid: u32) -> Option<ProgramFile> {
     Some(ProgramFile::at(data.dev(), data.ino()))
 }
 
+/// Whether the program's file is setuid. Any user can start such a program with arguments and environment of
+/// the user's choice, and it may change its real uid.
+pub(super) fn is_setuid(pid: u32) -> bool {
+    const SETUID: u32 = 0o4000;
+    fs::metadata(format!("/proc/{pid}/exe")).is_ok_and(|data| data.mode() & SETUID != 0)
+}
+
 pub(super) fn cwd(pid: u32) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/cwd")).ok()
 }

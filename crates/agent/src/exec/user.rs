@@ -168,10 +168,11 @@ pub(super) fn may_signal(user: &str, pid: u32) -> bool {
 
 /// Whether the process runs as the account, by its real uid; an empty name is the agent's account. Every user
 /// of the host can run a program of the proc's name in the proc's folder. A process with no other evidence
-/// must therefore belong to the account, even where the account is root and could signal every process.
+/// must therefore belong to the account, even where the account is root and could signal every process. A
+/// setuid program belongs to whoever started it, which its uid does not show.
 pub(super) fn runs_as(user: &str, pid: u32) -> bool {
     let uid = uid_of(user);
-    procfs::owners(pid).is_some_and(|[real, _]| Some(real) == uid)
+    procfs::owners(pid).is_some_and(|[real, _]| Some(real) == uid) && !procfs::is_setuid(pid)
 }
 
 /// The number of an account; an empty name is the agent's account.

@@ -11,6 +11,7 @@ use procfleet_core::supervise::{RunId, Signal};
 use procfleet_core::{ProcKey, Sighting};
 use procfleet_testkit::{Need, has, need, played_apart};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -290,6 +291,56 @@ async fn recycle(row: &Row, proc: &mut Proc, command: &mut Command) {
 fn set_age(file: &Path, age: Duration) {
     let file = fs::OpenOptions::new().write(true).open(file).expect("our own file");
     file.set_modified(SystemTime::now() - age).expect("our own file");
+}
+
+/// Any user can start a setuid program of root's, such as sudo, with the arguments, the environment and the
+/// folder of a proc of root's. Some of these programs change their real uid, too.
+#[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "a stranger is made here, which exec must leave alone")]
+async fn a_setuid_program_that_a_user_started_is_not_roots() {
+    if !has(Need::Root, me() == "root") {
+        return;
+    }
+    let mut proc = Proc::with_pid_file("table-setuid");
+    let elsewhere = tempfile::tempdir().expect("a temp dir");
+    fs::set_permissions(elsewhere.path(), fs::Permissions::from_mode(0o755)).expect("our folder");
+    let (source, program) = (elsewhere.path().join("sudo.c"), elsewhere.path().join("sudo"));
+    fs::write(&source, "#include <unistd.h>\nint main(void) { return setuid(0) || pause(); }\n")
+        .expect("our folder");
+    let compiled = Command::new("cc").arg("-o").args([&program, &source]).status().expect("a compiler");
+    assert!(compiled.success());
+    let nobody = nix::unistd::User::from_name("nobody").expect("accounts").expect("there is a nobody").uid;
+    for (mode, is_ours) in [(0o4755, false), (0o755, true)] {
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).expect("our own file");
+        let mut command = Command::new(&program);
+        command.arg0(proc.path("web")).current_dir(proc.folder.path()).env_clear();
+        command.env("PROCFLEET_PROC", proc.context.mark(&proc.key)).env("PROCFLEET_RUN", "99999999999999");
+        if !is_ours {
+            command.uid(nobody.as_raw()).gid(nobody.as_raw());
+        }
+        let mut process = Stranger::spawn(&mut command);
+        let pid = process.pid();
+        until("it is root's by its real uid", || {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+            status.contains("Uid:\t0\t0\t0\t0").then_some(())
+        })
+        .await;
+        proc.write("web.pid", pid.to_string());
+        let expected = if is_ours { Verdict::Ours } else { Verdict::Stranger };
+        for sighting in [proc.settled(), proc.recovered(None)] {
+            assert_eq!(seen("a setuid program", &sighting, pid), expected);
+        }
+        match proc.settled_without_file() {
+            Sighting::Running(process) => assert!(is_ours && process.pid == pid),
+            Sighting::Absent(absence) => {
+                assert!(!is_ours && matches!(absence.cause, Cause::NoSuchName { .. }), "{}", absence.cause);
+            }
+        }
+        if !is_ours {
+            proc.executor.sweep(Signal::Kill);
+            process.assert_unharmed();
+        }
+    }
 }
 
 /// Two agents on one machine with a proc of the same name: what one has started is its own while it lives.

@@ -363,7 +363,8 @@ fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
             Origin::Unknown if wanted.is_probe(&stat) => (false, false),
             Origin::Unknown if wanted.sessions.iter().any(led) => (true, false),
             Origin::Unknown => {
-                let described = identify::is_described(&program, wanted.identity)
+                let described = !procfs::is_setuid(pid)
+                    && identify::is_described(&program, wanted.identity)
                     && (began_since_a_run(&stat, wanted) || runs_from_its_folder(&program, wanted));
                 (described, described)
             }

@@ -7,7 +7,7 @@
 //! else.
 //!
 //! Processes that an agent of an earlier version has started have no proof. They count only where their
-//! account is that of the spec.
+//! account is that of the spec, and where they run no setuid program, which any account may have started.
 
 use crate::exec::procfs::{self, MarkClaim};
 use crate::exec::user;
@@ -120,7 +120,8 @@ impl ProcMark {
     /// Whether a run of the proc has started this process, under any account.
     pub(in crate::exec) fn is_borne_by(&self, pid: u32, claim: &MarkClaim) -> bool {
         let is_old = || {
-            procfs::owners(pid).is_some_and(|[real, _]| real == 0 || real == geteuid().as_raw())
+            let is_ours = |[real, _]: [u32; 2]| real == 0 || real == geteuid().as_raw();
+            (procfs::owners(pid).is_some_and(is_ours) && !procfs::is_setuid(pid))
                 || user::runs_as(&self.user, pid)
         };
         claim.name == self.name.as_bytes() && (self.secret.proven_account(claim).is_some() || is_old())
