@@ -205,10 +205,6 @@ impl Walked {
         FileType::from_raw_mode(self.stat.st_mode) == kind
     }
 
-    pub(crate) fn stat(&self) -> &Stat {
-        &self.stat
-    }
-
     /// The path without links, as it was when it was walked.
     pub(crate) fn real(&self) -> &Path {
         &self.real

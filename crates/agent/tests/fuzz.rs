@@ -21,7 +21,7 @@ fn pid_files() {
         let word = text.split_ascii_whitespace().next().unwrap_or_default();
         let is_pid = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
         let pid = is_pid.then(|| word.parse::<i32>().ok()).flatten().filter(|pid| *pid > 0);
-        let names_another = pid_file_names_another(path.to_str().expect("a plain path"), "root", 1);
+        let names_another = pid_file_names_another(path.to_str().expect("a plain path"), 1);
         assert_eq!(names_another, pid.is_some_and(|pid| pid != 1), "{word:?}");
     });
 }

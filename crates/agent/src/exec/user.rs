@@ -2,7 +2,7 @@
 
 use crate::exec::error::NotStarted;
 use crate::exec::procfs;
-use crate::path_walk::{self, PathTrust, Walked};
+use crate::path_walk::{self, PathTrust};
 use nix::unistd::{User, getgrouplist, setfsgid, setfsuid};
 use procfleet_core::Code;
 use procfleet_core::supervise::OtherAccount;
@@ -25,16 +25,6 @@ pub(super) struct Account {
     pub(super) shell: OsString,
     /// The groups to set. `None`: it is the agent's own account, and nothing changes.
     groups: Option<Vec<Gid>>,
-}
-
-/// Whether the account could read this very file by this path. An account that does not exist cannot.
-pub(super) fn may_read(path: &str, file: &Walked, user: &str) -> bool {
-    let open = || {
-        let own = path_walk::walk(Path::new(path))?;
-        own.open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
-        Ok((own.stat().st_dev, own.stat().st_ino) == (file.stat().st_dev, file.stat().st_ino))
-    };
-    Account::of(user).is_ok_and(|account| account.with_rights_of(open).unwrap_or(false))
 }
 
 /// Why a file was not opened for an account.

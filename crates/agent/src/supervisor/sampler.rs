@@ -87,8 +87,8 @@ struct Followed {
 
 impl Followed {
     fn is_replaced(&self) -> bool {
-        let Identity { pid_path, user, .. } = &self.follow.spec.identity;
-        !pid_path.is_empty() && exec::pid_file_names_another(pid_path, user, self.follow.process.pid)
+        let Identity { pid_path, .. } = &self.follow.spec.identity;
+        !pid_path.is_empty() && exec::pid_file_names_another(pid_path, self.follow.process.pid)
     }
 }
 

@@ -5,7 +5,9 @@ use procfleet_core::process::{Cause, Found};
 use procfleet_core::spec::{Control, Detached};
 use procfleet_core::supervise::{Leader, Signal};
 use procfleet_core::{Absence, Sighting};
+use procfleet_testkit::{Need, has};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 /// What a daemon does: two forks, a session of its own, and a pid file.
 const DAEMON: &str = "(setsid sh -c './web 1000 & echo $! > web.pid.new; mv web.pid.new web.pid' &)";
@@ -293,12 +295,50 @@ async fn a_pid_file_that_the_account_may_not_read_is_not_disclosed() {
     let path = proc.spec.identity.pid_path.clone();
     proc.write("web.pid", "root:$6$hash:20000");
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("our file");
-    let bad = |reason: &str| Cause::BadPidFile { path: path.clone(), reason: reason.to_owned() };
-    assert_eq!(cause(proc.settled()), bad("its content \"root:$6$hash:20000\" is not a pid"));
-    for user in ["nobody", "no-such-user", ""] {
-        proc.spec.identity.user = user.to_owned();
-        assert_eq!(cause(proc.settled()), bad("its content is not a pid"), "{user}");
+    let bad =
+        |path: &str, reason: &str| Cause::BadPidFile { path: path.to_owned(), reason: reason.to_owned() };
+    let content = "its content \"root:$6$hash:20000\" is not a pid";
+    assert_eq!(cause(proc.settled()), bad(&path, content));
+    if !has(Need::Root, me() == "root") {
+        return;
     }
+    // The answer is the same whatever is there, also for a file in a folder that the account may not enter.
+    let closed = proc.path("closed");
+    std::fs::create_dir(&closed).expect("our folder");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).expect("our folder");
+    let hidden = closed.join("pin").to_str().expect("a plain path").to_owned();
+    let by_hand = Stranger::start("/bin/sleep", Path::new("/"));
+    let contents =
+        ["4194304", "1", &by_hand.pid().to_string(), "root:$6$hash:20000", "0", ""].map(str::to_owned);
+    for (user, reason) in [
+        ("nobody", "Permission denied (os error 13)"),
+        ("no-such-user", "user \"no-such-user\" does not exist on this host"),
+        ("", "user is empty"),
+    ] {
+        proc.spec.identity.user = user.to_owned();
+        for file in [&path, &hidden] {
+            proc.spec.identity.pid_path.clone_from(file);
+            for content in &contents {
+                std::fs::write(file, content).expect("our file");
+                std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).expect("our file");
+                for sighting in [proc.settled(), proc.recovered(None)] {
+                    assert_eq!(cause(sighting), bad(file, reason), "{content:?} for {user:?}");
+                }
+            }
+        }
+        std::fs::remove_file(&hidden).expect("it was written");
+        assert_eq!(cause(proc.settled()), bad(&hidden, reason), "no file, for {user:?}");
+    }
+    // What the account can see itself is shown.
+    proc.spec.identity.user = "nobody".to_owned();
+    proc.spec.identity.pid_path.clone_from(&path);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).expect("our file");
+    proc.write("web.pid", "4194304");
+    assert_eq!(cause(proc.settled()), Cause::DeadPid { path: path.clone(), pid: 4_194_304 });
+    proc.write("web.pid", "root:$6$hash:20000");
+    assert_eq!(cause(proc.settled()), bad(&path, content));
+    std::fs::remove_file(&path).expect("our file");
+    assert_eq!(cause(proc.settled()), Cause::NoPidFile { path });
 }
 
 #[tokio::test]

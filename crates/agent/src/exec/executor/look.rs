@@ -77,7 +77,7 @@ impl ProcExecutor {
         if let Sighting::Running(process) = &sighting {
             self.proc_log.belongs_to(id_of(process), spec, &self.key, &self.context.proc_logs);
         }
-        sighting
+        find::disclosed(sighting, &spec.identity)
     }
 
     /// The process that the pid file names now, if it is another process of this proc. A program that
@@ -89,8 +89,8 @@ impl ProcExecutor {
             self.shell = self.shell.filter(|_| found.is_err());
             return found.ok().flatten();
         }
-        let Identity { pid_path, user, .. } = &spec.identity;
-        if pid_path.is_empty() || !pid_file_names_another(pid_path, user, process.pid) {
+        let Identity { pid_path, .. } = &spec.identity;
+        if pid_path.is_empty() || !pid_file_names_another(pid_path, process.pid) {
             return None;
         }
         match self.look(LookScope::Settled, spec) {

@@ -28,7 +28,7 @@ impl<'a> StartedByHand<'a> {
     pub fn candidate(&self, key: &ProcKey, identity: &Identity) -> Option<Process> {
         let Identity { proc_name, setup_path, pid_path, user, .. } = identity;
         if !pid_path.is_empty() {
-            let named = find::read_pid_file(pid_path, user).ok()?;
+            let named = find::read_pid_file(pid_path).ok()?;
             return Stat::read(named.pid).filter(Stat::is_running).map(|stat| bare(stat.id, Found::PidFile));
         }
         if proc_name.is_empty() || setup_path.is_empty() {

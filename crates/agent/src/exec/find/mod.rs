@@ -12,7 +12,7 @@ use crate::exec::scan::origin::{self, Origin};
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::scan::tree::{self, Scan};
 use crate::exec::spawn::run::Run;
-use crate::exec::user;
+use crate::exec::user::{self, Account};
 use crate::exec::watch::pidfd;
 use crate::path_walk::{self, PathTrust, Walked};
 use procfleet_core::process::{Cause, Evidence, Found};
@@ -338,15 +338,15 @@ fn evidence(pid: u32) -> Evidence {
 }
 
 /// Whether the pid file names another pid. A cheap check for the sampler; an unreadable file names none.
-pub fn pid_file_names_another(pid_path: &str, user: &str, pid: u32) -> bool {
-    read_pid_file(pid_path, user).is_ok_and(|named| named.pid != pid)
+pub fn pid_file_names_another(pid_path: &str, pid: u32) -> bool {
+    read_pid_file(pid_path).is_ok_and(|named| named.pid != pid)
 }
 
 /// `None`: the spec names no pid file.
 fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
     let path = &wanted.identity.pid_path;
     (!path.is_empty()).then(|| {
-        let PidFileClaim { pid, way, written } = read_pid_file(path, &wanted.identity.user)?;
+        let PidFileClaim { pid, way, written } = read_pid_file(path)?;
         let dead = || Cause::DeadPid { path: path.clone(), pid };
         // Held throughout: if the process is alive at the end, all reads were about this process.
         let held = pidfd::open(pid).ok();
@@ -432,9 +432,8 @@ pub(in crate::exec) struct PidFileClaim {
     written: SystemTime,
 }
 
-/// Content of a file that the account could not read itself is not disclosed: the agent may read everything,
-/// but the caller may be limited to this account.
-pub(in crate::exec) fn read_pid_file(path: &str, user: &str) -> Result<PidFileClaim, Cause> {
+/// The pid in this file, with the rights of the calling thread.
+pub(in crate::exec) fn read_pid_file(path: &str) -> Result<PidFileClaim, Cause> {
     let bad = |reason: &str| Cause::BadPidFile { path: path.to_owned(), reason: reason.to_owned() };
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound if fs::symlink_metadata(path).is_ok() => {
@@ -463,11 +462,40 @@ pub(in crate::exec) fn read_pid_file(path: &str, user: &str) -> Result<PidFileCl
     let Some(word) = text.split_ascii_whitespace().next() else { return Err(bad("is empty")) };
     let digits = word.bytes().all(|byte| byte.is_ascii_digit());
     let pid = word.parse().ok().filter(|pid: &u32| digits && *pid > 0 && i32::try_from(*pid).is_ok());
-    let pid = pid.ok_or_else(|| match user::may_read(path, &way, user) {
-        true => bad(&format!("its content {word:?} is not a pid")),
-        false => bad("its content is not a pid"),
-    })?;
+    let pid = pid.ok_or_else(|| bad(&format!("its content {word:?} is not a pid")))?;
     Ok(PidFileClaim { pid, way, written })
+}
+
+/// What a caller may learn who may be limited to the account of the spec. The agent may read everything, so
+/// the pid in a pid file is shown only if the account reads the same one there. Otherwise the answer is what
+/// the account itself finds.
+pub(in crate::exec) fn disclosed(sighting: Sighting, identity: &Identity) -> Sighting {
+    let Identity { pid_path, user, .. } = identity;
+    let Sighting::Absent(Absence { cause, hopeless }) = sighting else { return sighting };
+    let named = match &cause {
+        Cause::NoPidFile { .. } | Cause::BadPidFile { .. } => None,
+        Cause::DeadPid { pid, .. }
+        | Cause::Stranger { pid, .. }
+        | Cause::AnotherAccounts { pid, .. }
+        | Cause::AnotherProcs { pid, .. }
+        | Cause::AnotherAgents { pid, .. }
+        | Cause::Untrusted { pid, .. } => Some(*pid),
+        Cause::NoSuchName { .. } | Cause::NoIdentity | Cause::NoRun => {
+            return Sighting::Absent(Absence { cause, hopeless });
+        }
+    };
+    let unseen = |reason: String| Cause::BadPidFile { path: pid_path.clone(), reason };
+    let cause = match Account::of(user) {
+        Ok(account) if !account.is_another() => cause,
+        Ok(account) => match account.with_rights_of(|| Ok(read_pid_file(pid_path))) {
+            Ok(Ok(own)) if named == Some(own.pid) => cause,
+            Ok(Ok(_)) => unseen("it was changed while it was read".to_owned()),
+            Ok(Err(own)) => own,
+            Err(error) => unseen(error.to_string()),
+        },
+        Err(refused) => unseen(refused.reason),
+    };
+    Sighting::Absent(Absence { cause, hopeless })
 }
 
 /// A process of the spec's name that was started from its folder, or by us, and is none of these.
