@@ -8,6 +8,7 @@
 //!
 //! Budgets are in `sessions/budget.rs`. docs/operator/server-limits.md shows this table to operators.
 
+use crate::json_check;
 use procfleet_core::op::{Content, Outcome};
 use procfleet_core::supervise::Event;
 use procfleet_proto::link::{EventMessage, Events, Hello, HostFacts, LOG_BYTES, LogRead, SpecRead, States};
@@ -27,6 +28,9 @@ pub const EVENT_MESSAGE: usize = 8 * 1024;
 /// Bytes of an event's details. They repeat up to 4 KiB of a command's output as JSON, which may need six
 /// bytes for one.
 pub const EVENT_DETAILS: usize = 32 * 1024;
+/// Levels of nesting in an event's details. The agent's have 4; parsers of callers allow 100 or more for the
+/// whole answer.
+const DETAILS_DEPTH: u8 = 32;
 /// How far the time of an event may be ahead of the server's clock.
 pub const EVENT_AHEAD: Duration = Duration::from_secs(300);
 /// How far a time in a proc's state may be ahead. It is only displayed, and a host that takes local time for
@@ -143,11 +147,15 @@ pub fn bound_event(event: &mut EventMessage, times: (i64, i64)) -> bool {
     if event.details.len() > EVENT_DETAILS {
         event.details = b"null".to_vec();
         was_cut = true;
-    } else if serde_json::from_slice::<serde::de::IgnoredAny>(&event.details).is_err() {
+    } else if check_details(&event.details).is_err() {
         event.details = b"null".to_vec();
     }
     event.report_id = event.report_id.max(0);
     was_cut
+}
+
+pub fn check_details(text: &[u8]) -> Result<(), serde_json::Error> {
+    json_check::check(text, DETAILS_DEPTH)
 }
 
 pub fn check_states(states: &States) -> Result<(), OversizedMessage> {
@@ -288,6 +296,13 @@ mod tests {
         check_event(|event| event.at = i64::MIN, false, |event| event.at = 100);
         let null = |event: &mut EventMessage| event.details = b"null".to_vec();
         check_event(|event| event.details = b"{".to_vec(), false, null);
+        let nested = |levels| "[".repeat(levels) + &"]".repeat(levels);
+        check_event(
+            |event| event.details = nested(32).into(),
+            false,
+            |event| event.details = nested(32).into(),
+        );
+        check_event(|event| event.details = nested(33).into(), false, null);
         let large = format!("\"{}\"", "d".repeat(EVENT_DETAILS));
         check_event(|event| event.details = large.into_bytes(), true, null);
         check_event(|event| event.report_id = -5, false, |event| event.report_id = 0);

@@ -14,6 +14,7 @@ pub mod events;
 pub mod files;
 mod handshake;
 pub mod http;
+mod json_check;
 pub mod login_service;
 pub mod metrics;
 pub mod peer;

@@ -129,6 +129,45 @@ fn an_event_with_an_unknown_kind_or_an_impossible_time_is_stored_corrected() {
     assert!(!metrics.contains("exploded") && !metrics.contains("kkk"), "labels are bounded: {metrics}");
 }
 
+/// The largest growth of the server's resident memory while `act` runs.
+fn peak_growth_kib(pid: u32, act: impl FnOnce()) -> u64 {
+    let kib = |field: &str| -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("the kernel counts it");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    };
+    // Resets VmHWM.
+    std::fs::write(format!("/proc/{pid}/clear_refs"), "5").expect("our own process");
+    let before = kib("VmRSS:");
+    act();
+    kib("VmHWM:").saturating_sub(before)
+}
+
+/// A tree of small values needs 150 times the memory of its text.
+#[test]
+fn listing_events_with_large_details_costs_the_server_little_memory() {
+    const SENT: u64 = 200;
+    // Twice for each byte: the rows of the store, and the answer. The rest is for buffers that grow.
+    const BOUND_KIB: u64 = 48 * 1024;
+    let up = up();
+    let peer = peer(&up, "10.6.1.10");
+    let mut talk = welcome(&peer, "one");
+    let details = format!("[{}[]]", "[],".repeat(10_900));
+    for number in 1..=SENT {
+        let event = EventMessage { details: details.clone().into_bytes(), ..event(number, "exited") };
+        send_event(&mut talk, event);
+    }
+    let stored = || count(&up, "SELECT count(*) FROM events WHERE namespace = 'flood'");
+    wait_until(PATIENCE, "all are stored", || stored() == SENT);
+    let login = [("X-Bkapi-Authorization", up.client.authorization())];
+    let login = login.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let path = "/api/v1/events?namespace=flood&limit=1000";
+    let mut text = String::new();
+    let growth = peak_growth_kib(up.pid(), || text = up.client.send("GET", path, &login, b"").text);
+    assert_eq!(text.matches(&format!("\"details\":{details}}}")).count(), 200, "they are as they were sent");
+    assert!(growth < BOUND_KIB, "{growth} KiB for an answer of {} KiB", text.len() / 1024);
+}
+
 #[test]
 fn an_agent_with_too_many_procs_is_throttled_and_still_served() {
     const SENT: u64 = 30_000;

@@ -3,6 +3,7 @@
 use procfleet_core::id::{AgentId, Host, ProcKey};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 /// GSE's number for process events; a spec may name another one (`warn_report_policy.report_id`).
@@ -32,7 +33,8 @@ pub struct EventRow {
     pub kind: String,
     pub message: String,
     /// The properties of the event.
-    pub details: Value,
+    // Not parsed: as a tree, hostile JSON needs 150 times its size.
+    pub details: Box<RawValue>,
 }
 
 /// One row of `GET /api/v1/webhooks`, and the answer to `POST`, whose body has only the url.

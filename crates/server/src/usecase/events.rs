@@ -1,12 +1,14 @@
 //! Lists events, with long polling.
 
 use super::{AppError, Caller, Page, Services, access};
+use crate::agent_limits;
 use procfleet_core::grants::{GrantScope, Rights};
 use procfleet_core::request::Target;
 use procfleet_proto::http::events::{EventRow, EventsView};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::query::EventsQuery;
 use procfleet_store::{EventFilter, EventPage, EventRecord, FoundTarget};
+use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 /// The events of the caller's businesses and namespaces, in the order of their arrival.
@@ -106,6 +108,13 @@ fn row(caller: &Caller, record: EventRecord) -> EventRow {
         name: event.proc.name,
         kind: event.kind,
         message: event.message,
-        details: serde_json::from_str(&event.details).unwrap_or_default(),
+        details: details(event.details),
     }
+}
+
+/// Details as they were sent. `null` if a caller's parser might refuse them: earlier servers stored JSON of
+/// any depth.
+fn details(text: String) -> Box<RawValue> {
+    let checked = agent_limits::check_details(text.as_bytes()).and_then(|()| RawValue::from_string(text));
+    checked.unwrap_or_default()
 }
