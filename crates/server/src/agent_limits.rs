@@ -15,8 +15,9 @@ use procfleet_proto::link::{EventMessage, Events, Hello, HostFacts, LOG_BYTES, L
 use procfleet_proto::state::ProcReport;
 use std::time::Duration;
 
-/// Items in one message. The agent counts at least 32 bytes for each state in a message of at most 40 KiB, so
-/// it never sends more than 1,280 of them. Its hello names at most 1,000 ops.
+/// Items in one message. The agent counts at least 32 bytes for each state in a message of at most 8 KiB, and
+/// at least 40 for each event in one of at most 40 KiB, so it never sends more than 256 states or 1,024
+/// events. Its hello names at most 1,000 ops.
 pub const ITEMS: usize = 2_000;
 /// Bytes of a namespace, proc name or OS account. The API accepts 256 characters, which are at most 1,024
 /// bytes; an instance adds `#64`.

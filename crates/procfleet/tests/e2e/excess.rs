@@ -269,11 +269,11 @@ fn a_complete_list_in_several_messages_is_stored_as_one() {
     wait_until(PATIENCE, "the list is complete", || stored() == ["b", "c"]);
 
     // A list that is too long to be kept in memory is stored in parts.
-    for number in 0..12 {
+    for number in 0..24 {
         let large = ProcStateMessage { name: format!("large-{number}"), ..running(50 * 1024) };
         send(&mut talk, (number == 0, true), vec![large]);
     }
-    wait_until(PATIENCE, "the list is stored before it has ended", || stored().len() == 12);
+    wait_until(PATIENCE, "the list is stored before it has ended", || stored().len() == 24);
     assert!(stored().iter().all(|name| name.starts_with("large-")));
 }
 

@@ -16,8 +16,9 @@ pub const ENROLL_PATH: &str = "/enroll/v1";
 /// No message may be larger than this, and no frame larger than [`MAX_FRAME`].
 pub const MAX_MESSAGE: usize = 1024 * 1024;
 pub const MAX_FRAME: usize = 64 * 1024;
-/// Agents send lists in messages up to this size, unless one item alone is larger: for each session the
-/// server keeps a buffer of the size of the largest message.
+/// Agents send states and outcomes in messages up to this size, unless one item alone is larger: for each
+/// session the server keeps a buffer of the size of the largest message. A message of events has up to
+/// 40 KiB.
 pub const BATCH: usize = 8 * 1024;
 /// Read and write buffers of the WebSocket: its default of 128 KiB would be most of an agent's memory.
 pub const BUFFER: usize = 4 * 1024;

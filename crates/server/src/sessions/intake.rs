@@ -20,6 +20,7 @@ use crate::presences::LastHeard;
 use crate::secret;
 use crate::session_channel::CutReason;
 use procfleet_core::id::{AgentId, Epoch, ProcKey};
+use procfleet_core::spec::ProcessGroup;
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{
     BadMessage, Done, EventMessage, EventsStored, GroupsMessage, Report, Reports, States, agent_message,
@@ -82,12 +83,65 @@ struct NewStates {
 #[derive(Debug)]
 struct UnfinishedList {
     states: NewStates,
-    bytes: usize,
+    /// Bytes of its texts and groups.
+    heap: usize,
 }
 
-/// Bytes of a complete list of states that are stored at once. Of a longer list the beginning is stored as the
-/// complete list, and then the rest: until then, some procs of the agent are missing in the store.
-const WHOLE_LIST: usize = 512 * 1024;
+/// Memory of a complete list of states that is stored at once: 1,000 procs and more. Of a longer list the
+/// beginning is stored as the complete list, and then the rest: until then, some procs of the agent are
+/// missing in the store.
+const WHOLE_LIST: usize = 1024 * 1024;
+/// Overhead of the allocator for one text.
+const ALLOCATION: usize = 16;
+
+impl NewStates {
+    /// Memory of the texts and groups. Their size on the wire says little: an empty state has a few bytes
+    /// there.
+    fn heap(&self) -> usize {
+        let text = |text: &String| text.capacity() + ALLOCATION;
+        let procs = self.procs.iter().map(|ProcRecord { proc, status, listing, .. }| {
+            text(&proc.namespace) + text(&proc.name) + text(status) + text(&listing.state)
+        });
+        let groups = self.groups.iter().map(|GroupsRecord { namespace, groups, .. }| {
+            let ids: usize = groups.iter().map(|group| text(&group.id)).sum();
+            text(namespace) + ALLOCATION + groups.capacity() * size_of::<ProcessGroup>() + ids
+        });
+        procs.sum::<usize>() + groups.sum::<usize>()
+    }
+}
+
+impl UnfinishedList {
+    fn bytes(&self) -> usize {
+        let NewStates { procs, groups, .. } = &self.states;
+        self.heap + procs.capacity() * size_of::<ProcRecord>() + groups.capacity() * size_of::<GroupsRecord>()
+    }
+}
+
+/// The states to store now; `None` if their list continues.
+fn add_to_list(
+    unfinished: &mut Option<UnfinishedList>,
+    mut states: NewStates,
+    continues: bool,
+) -> Option<NewStates> {
+    let mut list = match unfinished.take() {
+        Some(mut list) if !states.all => {
+            list.heap += states.heap();
+            list.states.procs.append(&mut states.procs);
+            list.states.groups.append(&mut states.groups);
+            list
+        }
+        Some(_) | None => UnfinishedList { heap: states.heap(), states },
+    };
+    if list.states.all {
+        // What is not in a complete list is forgotten anyway.
+        list.states.forgotten = Vec::new();
+    }
+    if continues && list.states.all && list.bytes() <= WHOLE_LIST {
+        *unfinished = Some(list);
+        return None;
+    }
+    Some(list.states)
+}
 
 impl Intake {
     /// The session of an agent in debt begins with a pause, so that the agent gains nothing by reconnecting.
@@ -157,7 +211,7 @@ impl Intake {
             agent_message::Body::States(states) => {
                 let continues = states.continues;
                 let states = read_states(link, agent, &self.budget, states)?;
-                match self.add_to_list(states, continues, size) {
+                match add_to_list(&mut self.list, states, continues) {
                     Some(states) => self.store(link, agent, epoch, ToStore::States(states)).await,
                     None => Ok(None),
                 }
@@ -187,24 +241,6 @@ impl Intake {
             }
             agent_message::Body::Hello(_) | agent_message::Body::Enroll(_) => Ok(None),
         }
-    }
-
-    /// The states to store now; `None` if their list continues.
-    fn add_to_list(&mut self, states: NewStates, continues: bool, size: usize) -> Option<NewStates> {
-        let (states, bytes) = match self.list.take() {
-            Some(UnfinishedList { states: mut list, bytes }) if !states.all => {
-                list.procs.extend(states.procs);
-                list.forgotten.extend(states.forgotten);
-                list.groups.extend(states.groups);
-                (list, bytes + size)
-            }
-            Some(_) | None => (states, size),
-        };
-        if continues && states.all && bytes <= WHOLE_LIST {
-            self.list = Some(UnfinishedList { states, bytes });
-            return None;
-        }
-        Some(states)
     }
 
     /// A message of a kind that this server does not know. It is ignored but charged, so that a flood of them
@@ -342,7 +378,7 @@ fn read_states(
         }
     }
     let now = link.clock.wall() / 1_000;
-    let (mut records, mut forgotten) = (Vec::with_capacity(states.procs.len()), Vec::new());
+    let (mut records, mut forgotten) = (Vec::new(), Vec::new());
     let mut shortened = 0;
     for state in states.procs {
         // A state in a newer format must not end the session: the agent would send it again in the next one.
@@ -464,4 +500,73 @@ async fn store_events(
     let now = link.clock.wall();
     events::store_events(&link.store, &link.metrics, &link.event_notifier, agent, events, now).await?;
     Ok(Some(Body::EventsStored(confirmation)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn proc(name: &str, status: &str) -> ProcRecord {
+        let proc = ProcKey { namespace: "web".to_owned(), name: name.to_owned() };
+        ProcRecord { proc, revision: 1, status: status.to_owned(), listing: ProcListing::default() }
+    }
+
+    fn states(all: bool, procs: Vec<ProcRecord>, forgotten: usize) -> NewStates {
+        let forgotten = vec![ProcKey { namespace: "web".to_owned(), name: "gone".to_owned() }; forgotten];
+        NewStates { all, procs, forgotten, groups: Vec::new() }
+    }
+
+    fn names(stored: Option<NewStates>) -> Option<Vec<String>> {
+        stored.map(|states| states.procs.into_iter().map(|record| record.proc.name).collect())
+    }
+
+    #[test]
+    fn a_complete_list_is_stored_at_its_end() {
+        let mut list = None;
+        assert_eq!(
+            names(add_to_list(&mut list, states(false, vec![proc("a", "")], 0), false)),
+            Some(vec!["a".to_owned()])
+        );
+        assert_eq!(names(add_to_list(&mut list, states(true, vec![proc("b", "")], 0), true)), None);
+        assert_eq!(
+            names(add_to_list(&mut list, states(true, vec![proc("c", "")], 0), true)),
+            None,
+            "a new list"
+        );
+        let stored = add_to_list(&mut list, states(false, vec![proc("d", "")], 0), false).expect("the end");
+        assert!(stored.all && list.is_none());
+        assert_eq!(names(Some(stored)), Some(vec!["c".to_owned(), "d".to_owned()]));
+        let changed = add_to_list(&mut list, states(false, Vec::new(), 2), true).expect("no complete list");
+        assert_eq!(changed.forgotten.len(), 2);
+    }
+
+    /// An agent that never ends its list keeps this much of the server's memory.
+    #[test]
+    fn an_unfinished_list_is_bounded_by_the_memory_that_it_occupies() {
+        let check = |all_of_them: fn(usize) -> NewStates, ends: bool| {
+            let mut list = None;
+            for message in 0..100 {
+                let stored =
+                    add_to_list(&mut list, NewStates { all: message == 0, ..all_of_them(message) }, true);
+                if let Some(stored) = stored {
+                    assert!(ends && stored.all && list.is_none(), "after {message} messages");
+                    return;
+                }
+                let list = list.as_ref().expect("it is kept");
+                assert!(list.bytes() <= WHOLE_LIST && list.states.forgotten.capacity() == 0);
+            }
+            assert!(!ends);
+        };
+        // Few bytes on the wire each.
+        check(|_| states(false, vec![proc("", ""); 1_000], 0), true);
+        check(|_| states(false, vec![proc("a", &"s".repeat(50_000))], 0), true);
+        check(|_| states(false, vec![proc("a", &"s".repeat(500)); 10], 0), false);
+        check(|_| states(false, Vec::new(), 2_000), false);
+        let groups = |_| {
+            let groups = vec![ProcessGroup::default(); 1_000];
+            let record = GroupsRecord { namespace: "web".to_owned(), revision: 1, groups };
+            NewStates { groups: vec![record], ..states(false, Vec::new(), 0) }
+        };
+        check(groups, true);
+    }
 }
