@@ -87,14 +87,28 @@ impl Reserve {
     pub fn is_disk_full(&self) -> bool {
         is_disk_full(&self.folder)
     }
+
+    /// Whether the disk is not full after a transaction that writes this many bytes. Each byte is written
+    /// twice: to the log, and at a checkpoint to the database. The log may hold earlier transactions, whose
+    /// checkpoint needs space, too.
+    pub fn has_space_for(&self, bytes: u64) -> bool {
+        let log = self.log.metadata().map_or(LOG, |log| log.len().min(LOG));
+        let needed = FULL.saturating_add(log).saturating_add(bytes.saturating_mul(2));
+        free_space(&self.folder).is_none_or(|free| free >= needed)
+    }
 }
 
 /// Whether the disk of a folder is full. False if that cannot be determined.
 pub(crate) fn is_disk_full(folder: &Path) -> bool {
-    let Ok(disk) = statvfs(folder) else { return false };
+    free_space(folder).is_some_and(|free| free < FULL)
+}
+
+/// Bytes that this process can still write to the disk of a folder. `None`: that cannot be determined.
+fn free_space(folder: &Path) -> Option<u64> {
+    let disk = statvfs(folder).ok()?;
     // Some blocks of a file system are for root only.
     let blocks = if rustix::process::geteuid().is_root() { disk.f_bfree } else { disk.f_bavail };
-    blocks.saturating_mul(disk.f_frsize) < FULL
+    Some(blocks.saturating_mul(disk.f_frsize))
 }
 
 /// Allocates blocks up to `size` without changing the file's length.

@@ -279,7 +279,8 @@ contract! {
 
     // Events and webhooks
 
-    /// Stores events, each once. Returns those that were not stored before.
+    /// Stores events, each once. Returns those that were not stored before. [`StoreError::NoSpace`]: the
+    /// embedded store keeps the rest of its disk for essential changes.
     fn add_events(from: &AgentId, events: Vec<NewEvent>, received_at: i64) -> Vec<NewEvent>;
 
     /// Ordered by number. Includes events of retired agents, with their last host.

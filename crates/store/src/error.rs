@@ -79,6 +79,10 @@ pub enum StoreError {
         #[source]
         source: DriverError,
     },
+    /// Nothing was changed: the rest of the disk is for stops, kills and outcomes. The same call succeeds
+    /// when the disk has space.
+    #[error("{doing}: the disk of the data folder has too little space; free some there")]
+    NoSpace { doing: &'static str },
     /// The database does not answer, or refuses connections or changes for now. Nothing is known to be lost;
     /// the same call may succeed later.
     #[error("{doing}: the database is away: {reason}")]

@@ -55,11 +55,19 @@ pub(super) struct Intake {
     paused_until: Option<Instant>,
 }
 
-/// Events that the agent's budget does not cover yet, or that wait for free disk space.
+/// One message of events that waits in memory.
 #[derive(Debug)]
 struct DeferredEvents {
-    events: Vec<EventMessage>,
+    events: WaitingEvents,
     due: Instant,
+}
+
+#[derive(Debug)]
+enum WaitingEvents {
+    /// The agent's budget does not cover them yet, or the disk is full.
+    Received(Vec<EventMessage>),
+    /// The store has no space for them.
+    Counted(ToStore),
 }
 
 /// Content of a message, ready for the store. Storing it twice has the effect of storing it once.
@@ -178,7 +186,10 @@ impl Intake {
             return self.store(link, agent, epoch, message).await;
         }
         match self.held.take_if(|held| held.due <= now) {
-            Some(held) => self.take_events(link, agent, epoch, held.events).await,
+            Some(held) => match held.events {
+                WaitingEvents::Received(events) => self.take_events(link, agent, epoch, events).await,
+                WaitingEvents::Counted(events) => self.store(link, agent, epoch, events).await,
+            },
             None => Ok(None),
         }
     }
@@ -266,8 +277,7 @@ impl Intake {
         events: Vec<EventMessage>,
     ) -> Result<Option<Body>, SessionEnd> {
         if link.store.is_disk_full() {
-            link.metrics.delayed(Sent::Events);
-            self.held = Some(DeferredEvents { events, due: Instant::now() + SPACE_AGAIN });
+            self.hold(link, WaitingEvents::Received(events), SPACE_AGAIN);
             return Ok(None);
         }
         let cost = events.iter().map(|event| cost_of(event.size())).sum();
@@ -277,12 +287,16 @@ impl Intake {
                 None => Ok(None),
             },
             Err(wait) => {
-                link.metrics.delayed(Sent::Events);
                 log_excess(link, agent, &self.budget, "events of the agent are delayed");
-                self.held = Some(DeferredEvents { events, due: Instant::now() + wait });
+                self.hold(link, WaitingEvents::Received(events), wait);
                 Ok(None)
             }
         }
+    }
+
+    fn hold(&mut self, link: &Link, events: WaitingEvents, wait: Duration) {
+        link.metrics.delayed(Sent::Events);
+        self.held = Some(DeferredEvents { events, due: Instant::now() + wait });
     }
 
     /// Stores a message and confirms it. The session goes on while the database is away: if it ended, all
@@ -294,7 +308,8 @@ impl Intake {
         epoch: Epoch,
         message: ToStore,
     ) -> Result<Option<Body>, SessionEnd> {
-        let kept = link.store.membership().is_shared().then(|| message.clone());
+        let may_wait = link.store.membership().is_shared() || matches!(message, ToStore::Events { .. });
+        let kept = may_wait.then(|| message.clone());
         let (stored, what) = match message {
             ToStore::States(states) => {
                 let stored = store_states(link, agent, epoch, states).await;
@@ -315,6 +330,10 @@ impl Intake {
             (Err(StoreError::Away { .. } | StoreError::Uncertain { .. }), Some(message)) => {
                 let jitter = STORE_AGAIN.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
                 self.unstored = Some((message, Instant::now() + STORE_AGAIN + jitter));
+                Ok(None)
+            }
+            (Err(StoreError::NoSpace { .. }), Some(events)) => {
+                self.hold(link, WaitingEvents::Counted(events), SPACE_AGAIN);
                 Ok(None)
             }
             (Err(StoreError::OldSession(_)), _) => Err(SessionEnd::Cut(CutReason::Replaced)),

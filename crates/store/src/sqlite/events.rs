@@ -18,9 +18,14 @@ impl SqliteStore {
         events: Vec<NewEvent>,
         received_at: i64,
     ) -> Result<Vec<NewEvent>, StoreError> {
+        const DOING: &str = "storing events";
         let from = from.clone();
-        self.write("storing events", move |db| {
+        let spare_space = self.inner.spare_space.clone();
+        self.write(DOING, move |db| {
             require(db, &from)?;
+            if !spare_space.take(written(&events)) {
+                return Err(StoreError::NoSpace { doing: DOING }.into());
+            }
             // INSERT OR IGNORE would use up a number for each event that is known.
             let sql = "INSERT INTO events (agent, journal, journal_number, at, received_at, namespace, name, \
                        kind, message, details, report_id, proc_name, account) \
@@ -166,6 +171,19 @@ impl SqliteStore {
         })
         .await
     }
+}
+
+/// Bytes that storing these events writes: their rows, and for each agent some pages of the indices.
+fn written(events: &[NewEvent]) -> usize {
+    const COLUMNS: usize = 300;
+    const PAGES: usize = 4 * 4096;
+    let texts = events.iter().map(
+        |NewEvent { journal, proc, kind, message, details, proc_name, account, .. }| {
+            let texts = [journal, &proc.namespace, &proc.name, kind, message, details, proc_name, account];
+            COLUMNS + texts.into_iter().map(String::len).sum::<usize>()
+        },
+    );
+    PAGES + texts.sum::<usize>()
 }
 
 fn record(row: &Row<'_>) -> Result<EventRecord, QueryFault> {

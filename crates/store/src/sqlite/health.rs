@@ -5,6 +5,7 @@
 //! which ends the program. The files are not changed.
 
 use super::file_id;
+use super::spare_space::SpareSpace;
 use super::store_lock::StoreLock;
 use crate::StoreError;
 use procfleet_sqlite::{CommitGuard, CommitResult, Reserve, beside};
@@ -124,6 +125,7 @@ impl StoreHealth {
 /// Checks the files around each group of the writer, and holds the lock until the database is closed.
 pub(super) struct HealthGuard {
     pub(super) health: Arc<StoreHealth>,
+    pub(super) spare_space: SpareSpace,
     pub(super) _lock: StoreLock,
 }
 
@@ -133,6 +135,7 @@ impl CommitGuard for HealthGuard {
     }
 
     fn record(&self, commit: CommitResult) {
+        self.spare_space.clear();
         self.health.last_commit_failed.store(commit == CommitResult::Failed, Ordering::Relaxed);
     }
 }

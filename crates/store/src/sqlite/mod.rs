@@ -40,6 +40,7 @@ mod readmit;
 mod retention;
 mod schema;
 mod snapshot;
+mod spare_space;
 mod store_lock;
 mod submissions;
 mod tasks;
@@ -61,6 +62,7 @@ use procfleet_program::panics;
 use procfleet_sqlite::{Reserve, WriteError, Writer, WriterSettings, explain, is_damage};
 use reader::Readers;
 use rusqlite::Connection;
+use spare_space::SpareSpace;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -91,6 +93,7 @@ struct Inner {
     readers: Readers,
     writer: Writer,
     reserve: Arc<Reserve>,
+    spare_space: SpareSpace,
     health: Arc<StoreHealth>,
     membership: Membership,
 }
@@ -140,7 +143,9 @@ impl SqliteStore {
                 StoreHealth::of(&path, reserve.clone(), opened.stamps)
                     .map_err(failed("looking at the files of"))?,
             );
-            let guard = HealthGuard { health: health.clone(), _lock: opened.lock };
+            let spare_space = SpareSpace::of(reserve.clone());
+            let guard =
+                HealthGuard { health: health.clone(), spare_space: spare_space.clone(), _lock: opened.lock };
             let writer = Writer::start(WRITER, opened.connection, reserve.clone(), guard)
                 .map_err(failed("starting the writer of"))?;
             let store = SqliteStore {
@@ -150,6 +155,7 @@ impl SqliteStore {
                     readers,
                     writer,
                     reserve,
+                    spare_space,
                     health,
                     membership: Membership::alone(),
                 }),

@@ -17,7 +17,7 @@ async fn has(store: &Store, name: &'static str) -> bool {
 }
 
 /// Blocks the writer until the returned sender is used, so that jobs gather in one group.
-async fn hold(store: &Store) -> (Sender<()>, JoinHandle<Result<(), StoreError>>) {
+pub(super) async fn hold(store: &Store) -> (Sender<()>, JoinHandle<Result<(), StoreError>>) {
     let (release, until) = channel();
     let (entered, entrance) = oneshot::channel();
     let store = store.clone();

@@ -1,5 +1,6 @@
 //! The store at its boundary, on real files. Each test has its own folder.
 
+mod full_disk;
 mod group_commit;
 mod lifecycle;
 mod lists;
