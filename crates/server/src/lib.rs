@@ -309,6 +309,7 @@ impl Server {
             store: services.store.clone(),
             event_notifier: services.event_notifier.clone(),
             delivery_errors: services.delivery_errors.clone(),
+            metrics: services.metrics.clone(),
             stop: stopped.clone(),
         };
         parts.spawn("the delivery of events to webhooks", webhooks.run());

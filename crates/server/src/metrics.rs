@@ -115,6 +115,7 @@ pub struct Metrics {
     pub tasks_deleted: Counter,
     pub late_reports: Counter,
     pub agent_log_lines_dropped: Counter,
+    pub webhook_events_skipped: Counter,
     store_clock_jumps: Counter,
     outcomes: Family<CodeLabel, Counter>,
     calls: Family<CallLabels, Counter>,
@@ -167,6 +168,9 @@ impl Metrics {
         let agent_log_lines_dropped = Counter::default();
         let help = "Lines of agents' own logs that were lost because they could not be written";
         registry.register("agent_log_lines_dropped", help, agent_log_lines_dropped.clone());
+        let webhook_events_skipped = Counter::default();
+        let help = "Events that were not delivered to a webhook, because it refused each of them for an hour";
+        registry.register("webhook_events_skipped", help, webhook_events_skipped.clone());
         let store_clock_jumps = Counter::default();
         let help = "Jumps of the clock of a shared database, which the store's time does not follow";
         registry.register("store_clock_jumps", help, store_clock_jumps.clone());
@@ -186,6 +190,7 @@ impl Metrics {
             tasks_deleted,
             late_reports,
             agent_log_lines_dropped,
+            webhook_events_skipped,
             store_clock_jumps,
             outcomes,
             calls,

@@ -1,5 +1,7 @@
 //! Events: changes of processes without an op are reported from the host to the receivers, once each.
 
+use crate::excess::{event, send_event};
+use crate::hostile::{peer, welcome};
 use crate::up;
 use procfleet_testkit::{
     Joined, Op, PATIENCE, Proc, Signal, Up, kill, let_pass, programs, wait_for, wait_until,
@@ -100,15 +102,22 @@ fn events_wait_on_the_host_while_the_server_is_away() {
 
 /// A receiver of webhooks: answers each delivery with the next of these statuses, and then with 200.
 fn receiver(statuses: &'static [u16]) -> (String, Receiver<(String, Value)>) {
+    let mut statuses = statuses.iter();
+    receiver_that(move |_| statuses.next().copied().unwrap_or(200))
+}
+
+/// A receiver of webhooks that answers each body with this status.
+fn receiver_that(
+    mut answer: impl FnMut(&Value) -> u16 + Send + 'static,
+) -> (String, Receiver<(String, Value)>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound").to_string();
     let (tell, told) = channel();
     std::thread::spawn(move || {
-        let mut statuses = statuses.iter();
         for stream in listener.incoming() {
             let mut stream = stream.expect("a connection");
             let request = read_request(&mut stream);
-            let status = statuses.next().copied().unwrap_or(200);
+            let status = answer(&request.1);
             let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
             let _ = stream.write_all(answer.as_bytes());
             if tell.send(request).is_err() {
@@ -188,4 +197,56 @@ fn a_webhook_gets_every_event_until_it_has_taken_it() {
     let removed = up.cli(&["webhook", "remove", &list[0]["id"].to_string()]);
     assert!(removed.stderr.contains("there are no webhooks"), "{removed:?}");
     up.client.post("/api/v1/webhooks/99/remove", json!({})).assert_refused(1000811, &["webhook 99"]);
+}
+
+/// Their messages need six bytes for each of theirs in JSON. nginx accepts 1 MiB by default.
+#[test]
+fn a_webhook_with_a_limit_of_size_gets_all_events() {
+    const EVENTS: usize = 60;
+    let up = up();
+    let limited = |body: &Value| if body.to_string().len() > 1 << 20 { 413 } else { 200 };
+    let (address, deliveries) = receiver_that(limited);
+    up.client.post("/api/v1/webhooks", json!({"url": format!("http://{address}/")})).data();
+    let peer = peer(&up, "10.6.1.11");
+    let mut talk = welcome(&peer, "one");
+    let large = "\u{1}".repeat(8 * 1024);
+    (1..=EVENTS as u64).for_each(|number| send_event(&mut talk, event(number, &large)));
+    let mut taken: Vec<Value> = Vec::new();
+    while taken.len() < EVENTS {
+        let (_, delivery) = deliveries.recv_timeout(PATIENCE).expect("a delivery");
+        taken.extend(delivery["data"].as_array().expect("events").clone());
+    }
+    let ids: Vec<&str> = taken.iter().filter_map(|event| event["dimension"]["event_id"].as_str()).collect();
+    let expected: Vec<String> = (1..=EVENTS).map(|number| format!("0123456789abcdef-{number}")).collect();
+    assert_eq!(ids, expected, "once each, in order");
+}
+
+/// Requests are halved until the event is alone.
+#[test]
+fn a_webhook_gets_the_events_before_one_that_it_refuses() {
+    let up = up();
+    let is_bad = |event: &Value| event["event"]["content"] == "bad";
+    let refuses = move |body: &Value| {
+        if body["data"].as_array().expect("events").iter().any(is_bad) { 400 } else { 200 }
+    };
+    let (address, deliveries) = receiver_that(refuses);
+    let peer = peer(&up, "10.6.1.12");
+    let mut talk = welcome(&peer, "one");
+    up.client.post("/api/v1/webhooks", json!({"url": format!("http://{address}/")})).data();
+    for (number, message) in (1..).zip(["one", "two", "bad", "four"]) {
+        send_event(&mut talk, event(number, message));
+    }
+    let mut alone = 0;
+    let mut taken: Vec<String> = Vec::new();
+    while alone == 0 {
+        let (_, delivery) = deliveries.recv_timeout(PATIENCE).expect("a delivery");
+        let events = delivery["data"].as_array().expect("events");
+        match events.iter().any(is_bad) {
+            false => taken.extend(events.iter().map(|event| event["event"]["content"].to_string())),
+            true => alone += usize::from(events.len() == 1),
+        }
+    }
+    assert_eq!(taken, ["\"one\"", "\"two\""], "those before it");
+    let trouble = || up.client.data("/api/v1/webhooks")[0]["trouble"] == "http status: 400";
+    wait_until(PATIENCE, "the trouble is shown", trouble);
 }

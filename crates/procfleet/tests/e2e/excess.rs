@@ -34,7 +34,7 @@ fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).expect("a time of this age")
 }
 
-fn event(number: u64, message: &str) -> EventMessage {
+pub(crate) fn event(number: u64, message: &str) -> EventMessage {
     EventMessage {
         journal: "0123456789abcdef".to_owned(),
         number,
@@ -48,7 +48,7 @@ fn event(number: u64, message: &str) -> EventMessage {
     }
 }
 
-fn send_event(talk: &mut Talk<'_>, event: EventMessage) {
+pub(crate) fn send_event(talk: &mut Talk<'_>, event: EventMessage) {
     talk.send(agent_message::Body::Events(Events { events: vec![event] }).into_bytes());
 }
 

@@ -83,6 +83,11 @@ pub fn delivery<'a>(data_id: i64, events: impl Iterator<Item = DeliveredEvent<'a
     json!({"data_id": data_id, "data": events.map(element).collect::<Vec<_>>()})
 }
 
+/// Bytes of an event in the body of a delivery.
+pub fn delivered_size(event: DeliveredEvent<'_>) -> usize {
+    element(event).to_string().len() + ",".len()
+}
+
 /// The data id of an event.
 pub fn data_id(report_id: i64) -> i64 {
     if report_id > 0 { report_id } else { DATA_ID }
