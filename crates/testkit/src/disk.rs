@@ -37,6 +37,15 @@ impl Disk {
         }
     }
 
+    /// Leaves this many bytes free.
+    #[track_caller]
+    pub fn fill_except(&self, bytes: u64) {
+        self.fill();
+        let filler = fs::OpenOptions::new().write(true).open(self.filler(FILLERS[0])).expect("our own file");
+        let length = filler.metadata().expect("our own file").len();
+        filler.set_len(length.checked_sub(bytes).expect("a larger disk")).expect("our own file");
+    }
+
     pub fn free(&self) {
         for size in FILLERS {
             let _ = fs::remove_file(self.filler(size));

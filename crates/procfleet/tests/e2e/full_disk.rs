@@ -99,13 +99,25 @@ fn a_start_without_its_log_and_a_backup_on_a_full_disk_name_the_disk() {
 /// Otherwise events of the whole fleet would use up the reserve that stops and kills need.
 #[test]
 fn events_wait_on_their_hosts_while_the_disk_of_the_server_is_full() {
+    check_that_events_wait(Disk::fill);
+}
+
+/// The session sees enough space, and the writer of the store does not.
+#[test]
+fn events_wait_in_their_session_while_the_store_has_no_space_for_them() {
+    // Counts as not full. The log of the store has more than the rest.
+    check_that_events_wait(|disk| disk.fill_except((1 << 20) + (128 << 10)));
+}
+
+#[track_caller]
+fn check_that_events_wait(fill: fn(&Disk)) {
     let Some((up, disk)) = Up::start_on_disk(env!("CARGO_BIN_EXE_procfleet"), "32m") else { return };
     let mut agent = Joined::start(up.binary(), &up.link(), &up.folder("agent"), IP, Some(&up.token(&[])));
     agent.wait_until_connected(&up, IP);
     let proc = up.proc("web").on_host(IP).starts(&programs::foreground());
     let first = proc.start();
     wait_until(PATIENCE, "the event of the start", || events_of(&up, &proc).len() == 1);
-    disk.fill();
+    fill(&disk);
     kill(first, Signal::KILL);
     wait_until(PATIENCE, "it is started again", || proc.program_pid().is_some_and(|pid| pid != first));
     let delayed = "procfleet_agent_delayed_total{what=\"events\"}";
@@ -115,6 +127,7 @@ fn events_wait_on_their_hosts_while_the_disk_of_the_server_is_full() {
     disk.free();
     let has_exited = || events_of(&up, &proc).iter().any(|event| event["kind"] == "exited");
     wait_until(PATIENCE, "the event of the exit", has_exited);
+    assert!(!up.stderr().contains("storing a message failed"), "the session ended");
 }
 
 #[test]
