@@ -2,7 +2,7 @@
 //! the link.
 
 use procfleet_core::id::OpId;
-use procfleet_core::op::Outcome;
+use procfleet_core::op::{Content, Outcome};
 use procfleet_proto::link::{BATCH, Report};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,7 +91,7 @@ impl Outbox {
             .iter_mut()
             .filter(|(_, (_, sent))| sent.is_none_or(|at| now.duration_since(at) >= REPEAT));
         for (op, (outcome, sent)) in due {
-            let report = Report::done(*op, outcome);
+            let report = report_of(*op, outcome);
             bytes += report.size() + 8;
             if bytes > BATCH && !batch.is_empty() {
                 break;
@@ -108,11 +108,50 @@ impl Outbox {
     }
 }
 
+/// Larger reports are shortened, so that each fits a frame and the server's limit on an outcome's content.
+const LARGEST: usize = 48 * 1024;
+/// Bytes of a shortened outcome's message, of its note, and of all of its command lines. JSON needs up to six
+/// bytes for one of the latter two.
+const SHORT_MESSAGE: usize = 4 * 1024;
+const SHORT_TEXT: usize = 1024;
+
+fn report_of(op: OpId, outcome: &Outcome) -> Report {
+    let report = Report::done(op, outcome);
+    if report.size() <= LARGEST { report } else { Report::done(op, &shortened(outcome)) }
+}
+
+fn shortened(outcome: &Outcome) -> Outcome {
+    let Outcome { code, mut message, mut content } = outcome.clone();
+    cut(&mut message, SHORT_MESSAGE);
+    match &mut content {
+        Content::Control { proc_name, setup_path, .. } => {
+            cut(proc_name, SHORT_TEXT);
+            cut(setup_path, SHORT_TEXT);
+        }
+        Content::Status(status) => {
+            cut(&mut status.note, SHORT_TEXT);
+            let shown = SHORT_TEXT / (1 + status.more.len());
+            for instance in status.instance.iter_mut().chain(status.more.iter_mut().flatten()) {
+                cut(&mut instance.command_line, shown);
+            }
+        }
+    }
+    Outcome { code, message, content }
+}
+
+fn cut(text: &mut String, longest: usize) {
+    const ELLIPSIS: &str = "…";
+    if text.len() > longest {
+        text.truncate(text.floor_char_boundary(longest.saturating_sub(ELLIPSIS.len())));
+        text.push_str(ELLIPSIS);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use procfleet_core::code::Code;
-    use procfleet_core::op::OpKind;
+    use procfleet_core::op::{Instance, OpKind, ProcStatus};
 
     fn op(number: u32) -> OpId {
         format!("20190813145456-8-{number}").parse().expect("an op id")
@@ -176,5 +215,33 @@ mod tests {
             }
             assert_eq!(sent, 300);
         }
+    }
+
+    /// Its texts are within their limits, but each control character has six bytes in JSON.
+    #[test]
+    fn an_outcome_that_exceeds_a_frame_is_shortened() {
+        let control = || "\u{1}".repeat(5 * 1024);
+        let instance = || Some(Instance { command_line: control(), ..Instance::default() });
+        let status = ProcStatus {
+            note: control(),
+            instance: instance(),
+            more: (0..63).map(|_| instance()).collect(),
+            ..ProcStatus::default()
+        };
+        let controlled =
+            Content::Control { hosted: true, proc_name: "p".to_owned(), setup_path: "\u{1}".repeat(4_096) };
+        for content in [Content::Status(Box::new(status)), controlled] {
+            let outcome = Outcome::new(Code::PostCheck, "m".repeat(30 * 1024), content);
+            let outbox = Outbox::new(vec![(op(1), outcome.clone())]);
+            let report = outbox.next_batch(Instant::now()).pop().expect("a report");
+            assert!(report.size() <= LARGEST, "{}", report.size());
+            let (_, sent) = report.try_into().expect("our own form");
+            let sent: Outcome = sent.expect("an outcome");
+            assert!(sent.message.ends_with('…') && sent.code == outcome.code, "{}", sent.message);
+            assert_eq!(outbox.lock().done[&op(1)].0, outcome, "the whole outcome is kept");
+        }
+        let small = outcome(LARGEST / 2);
+        let (_, sent) = report_of(op(1), &small).try_into().expect("our own form");
+        assert_eq!(sent, Some(small));
     }
 }

@@ -126,6 +126,16 @@ pub fn cannot_change(op: &OpenOp, target: impl Display) -> Outcome {
     Outcome::without_agent(Code::ArgsInvalid, message, op.kind)
 }
 
+/// How an op ends whose message does not fit a frame of the link.
+pub fn too_large(op: &OpenOp, target: impl Display, bytes: usize, most: usize) -> Outcome {
+    let message = format!(
+        "{} was not sent to {target}: the spec and the OS accounts of the app have {bytes} bytes together, at most {most} \
+         are allowed; send a smaller spec, or grant the app fewer accounts",
+        op.kind.verb()
+    );
+    Outcome::without_agent(Code::BadRequest, message, op.kind)
+}
+
 /// How an op ends whose app is limited to OS accounts, on an agent of a version that cannot check them.
 /// `None`: it was sent to an earlier session, and is waited for.
 pub fn unchecked(op: &OpenOp, target: impl Display) -> Option<Outcome> {

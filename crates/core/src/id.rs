@@ -10,6 +10,15 @@ use std::str::FromStr;
 #[error("{0}")]
 pub struct BadId(String);
 
+/// Why a name cannot be that of a namespace or a proc. The text never repeats the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadName {
+    #[error("has {bytes} bytes, at most {most} are allowed")]
+    TooLong { bytes: usize, most: usize },
+    #[error("contains a control character")]
+    ControlCharacter,
+}
+
 /// Maximum number of instances of one proc on one host.
 pub const MAX_INSTANCES: u32 = 64;
 
@@ -239,6 +248,30 @@ impl ProcKey {
     /// The namespace of all processes of JOB's APIs, which have no namespaces.
     pub const JOB_NAMESPACE: &str = "job";
 
+    /// Maximum bytes of a namespace or a name in the store and on the link, with the number of an instance
+    /// (`#64`). PostgreSQL refuses index entries of more than 2,704 bytes, and an entry has both texts.
+    pub const LONGEST: usize = 1_088;
+    /// Maximum bytes without the number of an instance.
+    pub const LONGEST_WHOLE: usize = Self::LONGEST - "#64".len();
+
+    /// Checks the namespace and the name, and says which of the two is wrong.
+    pub fn check(&self) -> Result<(), (&'static str, BadName)> {
+        ProcKey::check_name(&self.namespace).map_err(|fault| ("namespace", fault))?;
+        ProcKey::check_name(&self.whole().0.name).map_err(|fault| ("name", fault))
+    }
+
+    /// Whether servers accept states and events of this proc.
+    pub fn is_reportable(&self) -> bool {
+        self.namespace.len() <= Self::LONGEST && self.name.len() <= Self::LONGEST
+    }
+
+    fn check_name(name: &str) -> Result<(), BadName> {
+        if name.len() > Self::LONGEST_WHOLE {
+            return Err(BadName::TooLong { bytes: name.len(), most: Self::LONGEST_WHOLE });
+        }
+        if name.chars().any(char::is_control) { Err(BadName::ControlCharacter) } else { Ok(()) }
+    }
+
     /// A process as JOB's callers name it.
     pub fn of_job(name: String) -> ProcKey {
         ProcKey { namespace: ProcKey::JOB_NAMESPACE.to_owned(), name }
@@ -350,6 +383,30 @@ mod tests {
         ] {
             assert_eq!(key(name).whole(), (key(whole), number), "{name}");
             assert_eq!(key(whole).instance(number), key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_short_enough_with_the_number_of_any_instance_and_has_no_control_characters() {
+        let long = |bytes: usize| "n".repeat(bytes);
+        let too_long = |bytes| Err(BadName::TooLong { bytes, most: 1_085 });
+        for (name, expected) in [
+            (long(1_085), Ok(())),
+            (format!("{}#64", long(1_085)), Ok(())),
+            (long(1_086), too_long(1_086)),
+            (format!("{}#64", long(1_086)), too_long(1_086)),
+            ("ä".repeat(543), too_long(1_086)),
+            ("two\nlines".to_owned(), Err(BadName::ControlCharacter)),
+            ("nul\0".to_owned(), Err(BadName::ControlCharacter)),
+            (String::new(), Ok(())),
+        ] {
+            let key = ProcKey { namespace: "web".to_owned(), name: name.clone() };
+            assert_eq!(key.check(), expected.map_err(|fault| ("name", fault)), "{name}");
+            if key.check().is_ok() {
+                assert!(key.whole().0.instance(MAX_INSTANCES).name.len() <= ProcKey::LONGEST);
+            }
+            let key = ProcKey { namespace: long(1_086), name };
+            assert_eq!(key.check(), too_long(1_086).map_err(|fault| ("namespace", fault)));
         }
     }
 

@@ -37,6 +37,10 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// Maximum bytes of the JSON of a spec. A spec travels to an agent in one frame of the link, whose limit
+    /// is 64 KiB.
+    pub const LARGEST: usize = 48 * 1024;
+
     /// The proc of this spec and the number of the instance, if `name` has one. A number beyond the spec's
     /// instances is part of an independent proc's name.
     pub fn instance(&self, key: &ProcKey) -> (ProcKey, u32) {

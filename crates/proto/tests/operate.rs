@@ -3,7 +3,9 @@
 use procfleet_core::code::Code;
 use procfleet_core::op::OpKind;
 use procfleet_core::request::{Request, Target};
-use procfleet_core::spec::{Detached, Instances, Kind, LimitSamples, OnUnhealthy, RestartPause, Schedule};
+use procfleet_core::spec::{
+    Detached, Instances, Kind, LimitSamples, OnUnhealthy, RestartPause, Schedule, Spec,
+};
 use procfleet_proto::http::fault::Faults;
 use procfleet_proto::http::operate;
 use serde_json::{Value, json};
@@ -345,6 +347,44 @@ fn null_does_not_stand_for_every_host_or_for_real() {
         let faults = operate::operate_selected(&body).expect_err(field).to_string();
         assert!(faults.contains(&format!("{field}: must not be null")), "{faults}");
     }
+}
+
+#[test]
+fn every_name_of_a_call_is_checked() {
+    let body = |names: Value| json!({"meta": {"namespace": "web", "name": "api"}, "op_type": 1, "names": names, "select": ["all"]});
+    let long = "n".repeat(256);
+    let good = operate::operate_selected(&body(json!(["b*", long, "c#2"]))).expect("good names");
+    assert_eq!(good.names, ["b*", long.as_str(), "c#2"]);
+    let bad = json!([&"n".repeat(257), "two\nlines", "nul\0", "", " "]);
+    let faults = operate::operate_selected(&body(bad)).expect_err("bad names").to_string();
+    for expected in [
+        "names[0]: has 257 characters, at most 256 are allowed",
+        "names[1]: contains a control character",
+        "names[2]: contains a control character",
+        "names[3]: must not be empty",
+        "names[4]: must not be empty",
+    ] {
+        assert!(faults.contains(expected), "{expected} in {faults}");
+    }
+}
+
+#[test]
+fn a_repeated_field_of_change_counts_once_and_the_size_of_a_spec_includes_it() {
+    let mut body = seed();
+    body.as_object_mut().expect("an object").remove("hosts");
+    body["change"] = json!(vec!["user"; 10_000]);
+    let read = |body: &Value| operate::operate_selected(body).map(|call| call.request.spec.expect("a spec"));
+    assert_eq!(read(&body).expect("accepted").change, ["user"]);
+
+    // Without change, the spec has the largest size exactly.
+    body["change"] = json!([]);
+    body["meta"]["labels"] = json!({"l": ""});
+    let size = serde_json::to_vec(&read(&body).expect("accepted")).expect("JSON").len();
+    body["meta"]["labels"] = json!({"l": "v".repeat(Spec::LARGEST - size)});
+    read(&body).expect("accepted");
+    body["change"] = json!(["labels"]);
+    let faults = read(&body).expect_err("too large").to_string();
+    assert!(faults.contains("spec: has 49172 bytes, at most 49152 are allowed"), "{faults}");
 }
 
 #[test]

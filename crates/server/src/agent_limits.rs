@@ -3,15 +3,20 @@
 //!
 //! Three answers to excess:
 //! - A text for people is cut at a character boundary and ends in `…`. The item is stored and counted as cut.
-//! - An item above a count limit, or above a budget that the agent ignores, is dropped and counted.
+//! - An item above a limit of its own, above a count limit, or above a budget that the agent ignores, is
+//!   dropped and counted. The session goes on, because the agent would send the item again in the next one:
+//!   agents of earlier versions may have names and states that are too large. Dropped items cost tokens, too.
 //! - A message that no version of the agent sends ends the session ([`OversizedMessage`]).
 //!
 //! Budgets are in `sessions/budget.rs`. docs/operator/server-limits.md shows this table to operators.
 
 use crate::json_check;
+use procfleet_core::id::ProcKey;
 use procfleet_core::op::{Content, Outcome};
 use procfleet_core::supervise::Event;
-use procfleet_proto::link::{EventMessage, Events, Hello, HostFacts, LOG_BYTES, LogRead, SpecRead, States};
+use procfleet_proto::link::{
+    self, EventMessage, Events, Hello, HostFacts, LOG_BYTES, LogRead, SpecRead, States,
+};
 use procfleet_proto::state::ProcReport;
 use std::time::Duration;
 
@@ -20,8 +25,8 @@ use std::time::Duration;
 /// events. Its hello names at most 1,000 ops.
 pub const ITEMS: usize = 2_000;
 /// Bytes of a namespace, proc name or OS account. The API accepts 256 characters, which are at most 1,024
-/// bytes; an instance adds `#64`.
-pub const NAME: usize = 1_088;
+/// bytes, and makes names of JOB's processes that have at most 1,074; an instance adds `#64`.
+pub const NAME: usize = ProcKey::LONGEST;
 /// Bytes of a journal's name. The agent makes one of 32 hexadecimal digits.
 pub const JOURNAL: usize = 64;
 /// Bytes of an event's message. The agent cuts its own at the same length.
@@ -50,8 +55,8 @@ pub const HEALTH: usize = 2 * 1024;
 pub const VERSION: usize = 1024;
 /// Bytes of all labels of a proc together.
 pub const LABELS: usize = 48 * 1024;
-/// Bytes of a proc's state as it is stored. The labels of the largest spec that the API accepts (48 KiB) fit.
-pub const STATE: usize = 56 * 1024;
+/// Bytes of a proc's state as it is stored.
+pub const STATE: usize = link::STATE;
 /// How many lost log lines an agent can report at once.
 pub const LOG_LINES_DROPPED: u64 = 1_000_000;
 
@@ -92,11 +97,6 @@ fn cut(text: &mut String, most: usize) -> bool {
     too_long
 }
 
-pub fn check_names(namespace: &str, name: &str) -> Result<(), OversizedMessage> {
-    at_most("a namespace", namespace.len(), NAME)?;
-    at_most("a name of a proc", name.len(), NAME)
-}
-
 pub fn check_hello(hello: &mut Hello) -> Result<(), OversizedMessage> {
     cut(&mut hello.version, WORD);
     at_most("a list of ops", hello.taken.len(), ITEMS)
@@ -125,12 +125,12 @@ pub fn check_signing_request(request: &[u8]) -> Result<(), OversizedMessage> {
 
 pub fn check_events(events: &Events) -> Result<(), OversizedMessage> {
     at_most("a list of events", events.events.len(), ITEMS)?;
-    for event in &events.events {
-        at_most("a journal's name", event.journal.len(), JOURNAL)?;
-        at_most("an OS account", event.user.len(), NAME)?;
-        check_names(&event.namespace, &event.name)?;
-    }
-    Ok(())
+    events.events.iter().try_for_each(|event| at_most("a journal's name", event.journal.len(), JOURNAL))
+}
+
+/// Whether the names of an event are within their limits.
+pub fn is_stored(event: &EventMessage) -> bool {
+    [&event.namespace, &event.name, &event.user].into_iter().all(|name| name.len() <= NAME)
 }
 
 /// Bounds one event. `times`: the earliest and the latest time that are accepted, in milliseconds since 1970.
@@ -159,17 +159,22 @@ pub fn check_details(text: &[u8]) -> Result<(), serde_json::Error> {
     json_check::check(text, DETAILS_DEPTH)
 }
 
-pub fn check_states(states: &States) -> Result<(), OversizedMessage> {
+/// How many items of a list of states were dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DroppedStates {
+    pub states: usize,
+    pub groups: usize,
+}
+
+/// Drops items that are too large.
+pub fn bound_states(states: &mut States) -> Result<DroppedStates, OversizedMessage> {
     at_most("a list of states", states.procs.len() + states.groups.len(), ITEMS)?;
-    for state in &states.procs {
-        check_names(&state.namespace, &state.name)?;
-        at_most("a proc's state", state.report.len(), STATE)?;
-    }
-    for groups in &states.groups {
-        at_most("a namespace", groups.namespace.len(), NAME)?;
-        at_most("a list of process groups", groups.groups.len(), GROUPS)?;
-    }
-    Ok(())
+    let sent = (states.procs.len(), states.groups.len());
+    states.procs.retain(|state| {
+        state.namespace.len() <= NAME && state.name.len() <= NAME && state.report.len() <= STATE
+    });
+    states.groups.retain(|groups| groups.namespace.len() <= NAME && groups.groups.len() <= GROUPS);
+    Ok(DroppedStates { states: sent.0 - states.procs.len(), groups: sent.1 - states.groups.len() })
 }
 
 /// The result of bounding a proc's state.
@@ -247,7 +252,7 @@ fn ahead(now: i64, by: u64) -> i64 {
 mod tests {
     use super::*;
     use procfleet_proto::http::native::ProcState;
-    use procfleet_proto::link::MAX_FRAME;
+    use procfleet_proto::link::{GroupsMessage, MAX_FRAME, ProcStateMessage};
 
     const NOW: i64 = 1_800_000_000;
 
@@ -325,13 +330,50 @@ mod tests {
             assert_eq!(check_events(&Events { events: vec![event] }), expected);
         };
         check(|_| (), Ok(()));
-        check(|event| event.name = "ä".repeat(256) + "#64", Ok(()));
         check(|event| event.journal = "j".repeat(65), Err(OversizedMessage("a journal's name")));
-        check(|event| event.namespace = "n".repeat(NAME + 1), Err(OversizedMessage("a namespace")));
-        check(|event| event.name = "n".repeat(NAME + 1), Err(OversizedMessage("a name of a proc")));
-        check(|event| event.user = "n".repeat(NAME + 1), Err(OversizedMessage("an OS account")));
         let many = Events { events: vec![EventMessage::default(); ITEMS + 1] };
         assert_eq!(check_events(&many), Err(OversizedMessage("a list of events")));
+    }
+
+    #[test]
+    fn an_event_with_a_name_that_is_too_long_is_not_stored() {
+        let check = |change: fn(&mut EventMessage), expected| {
+            let mut event = event();
+            change(&mut event);
+            assert_eq!(is_stored(&event), expected);
+        };
+        check(|_| (), true);
+        check(|event| event.name = "ä".repeat(256) + "#64", true);
+        check(|event| event.namespace = "n".repeat(NAME + 1), false);
+        check(|event| event.name = "n".repeat(NAME + 1), false);
+        check(|event| event.user = "n".repeat(NAME + 1), false);
+    }
+
+    #[test]
+    fn states_and_groups_that_are_too_large_are_dropped_alone() {
+        let state = |name: usize, bytes: usize| ProcStateMessage {
+            name: "n".repeat(name),
+            report: vec![b' '; bytes],
+            ..ProcStateMessage::default()
+        };
+        let groups = |name: usize, bytes: usize| GroupsMessage {
+            namespace: "n".repeat(name),
+            groups: vec![b' '; bytes],
+            ..GroupsMessage::default()
+        };
+        let kept = States {
+            procs: vec![state(1, 1), state(NAME, STATE)],
+            groups: vec![groups(1, 1), groups(NAME, GROUPS)],
+            ..States::default()
+        };
+        let mut sent = kept.clone();
+        assert_eq!(bound_states(&mut sent), Ok(DroppedStates::default()));
+        sent.procs.extend([state(NAME + 1, 1), state(1, STATE + 1)]);
+        sent.groups.insert(0, groups(1, GROUPS + 1));
+        assert_eq!(bound_states(&mut sent), Ok(DroppedStates { states: 2, groups: 1 }));
+        assert_eq!(sent, kept);
+        sent.procs = vec![state(1, 1); ITEMS];
+        assert_eq!(bound_states(&mut sent), Err(OversizedMessage("a list of states")));
     }
 
     #[test]
@@ -379,8 +421,13 @@ mod tests {
     /// Otherwise the limit of the frame would apply, and not that of this table.
     #[test]
     fn the_limits_are_within_a_frame() {
-        for bytes in [EVENT_MESSAGE + EVENT_DETAILS, STATE, GROUPS, OUTCOME_CONTENT, LOG_BYTES + ANSWER_TEXT]
-        {
+        for bytes in [
+            EVENT_MESSAGE + EVENT_DETAILS,
+            STATE + 2 * NAME,
+            GROUPS,
+            OUTCOME_CONTENT,
+            LOG_BYTES + ANSWER_TEXT,
+        ] {
             assert!(bytes < MAX_FRAME, "{bytes}");
         }
     }

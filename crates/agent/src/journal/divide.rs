@@ -3,7 +3,9 @@
 //! Runs in the transaction that writes the order, so that an order finds the instances of the orders before
 //! it. Also merges an order that changes only some fields into the stored spec.
 
+use super::json;
 use procfleet_core::change::UnknownFields;
+use procfleet_core::code::Code;
 use procfleet_core::id::{OpId, ProcKey};
 use procfleet_core::op::{OpKind, Order};
 use procfleet_core::parts::{self, KnownInstances};
@@ -13,12 +15,34 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Why an order that changes fields cannot be merged into the stored spec.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum MergeFault {
+    #[error("{0}; upgrade the agent")]
+    Unknown(UnknownFields),
+    #[error(
+        "with the changed {fields} the spec has {bytes} bytes, at most {} are allowed (its labels have {labels}); \
+         send the whole spec",
+        Spec::LARGEST
+    )]
+    TooLarge { fields: String, bytes: usize, labels: usize },
+}
+
+impl MergeFault {
+    pub(super) fn code(&self) -> Code {
+        match self {
+            MergeFault::Unknown(_) => Code::ArgsInvalid,
+            MergeFault::TooLarge { .. } => Code::BadRequest,
+        }
+    }
+}
+
 /// The order with its complete spec on this host.
 pub(super) fn with_whole_spec(
     t: &Connection,
     key: &ProcKey,
     mut order: Order,
-) -> rusqlite::Result<Result<Order, UnknownFields>> {
+) -> rusqlite::Result<Result<Order, MergeFault>> {
     if order.spec.as_ref().is_none_or(|spec| spec.change.is_empty()) {
         return Ok(Ok(order));
     }
@@ -29,8 +53,20 @@ pub(super) fn with_whole_spec(
     {
         spec.identity.pid_path = path.to_owned();
     }
-    let spec = order.spec.take().map(|spec| spec.changing(stored.as_ref())).transpose();
+    let spec = order.spec.take().map(|spec| merged(spec, stored.as_ref())).transpose();
     Ok(spec.map(|spec| Order { spec, ..order }))
+}
+
+/// Each order is small, but labels are added to the stored ones. A spec that an earlier version let grow may
+/// be changed as long as it does not grow further.
+fn merged(spec: Spec, stored: Option<&Spec>) -> Result<Spec, MergeFault> {
+    let fields = spec.change.join(", ");
+    let spec = spec.changing(stored).map_err(MergeFault::Unknown)?;
+    let bytes = json(&spec).len();
+    if bytes > Spec::LARGEST && stored.is_none_or(|stored| bytes > json(stored).len()) {
+        return Err(MergeFault::TooLarge { fields, bytes, labels: json(&spec.labels).len() });
+    }
+    Ok(spec)
 }
 
 /// The order itself, or its parts. A part has its own id and the spec of its instance.

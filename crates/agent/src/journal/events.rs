@@ -52,12 +52,26 @@ impl Journal {
     }
 }
 
+/// Deletes events that an earlier version wrote and no server accepts.
+pub(super) fn forget_unreportable(t: &Connection) -> rusqlite::Result<()> {
+    let longest = ProcKey::LONGEST as i64;
+    t.execute(
+        "DELETE FROM events WHERE max(length(CAST(namespace AS BLOB)), length(CAST(name AS BLOB))) > ?1",
+        [longest],
+    )
+    .map(|_| ())
+}
+
+/// Writes nothing for a proc that no server accepts.
 pub(super) fn write(
     t: &Connection,
     key: &ProcKey,
     event: &Event,
     known: &EventProc,
 ) -> rusqlite::Result<usize> {
+    if !key.is_reportable() {
+        return Ok(0);
+    }
     let mut message = event.to_string();
     message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
     let EventProc { report_id, proc_name, user } = known;

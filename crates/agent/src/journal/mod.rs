@@ -377,6 +377,7 @@ fn open(path: &Path, boot: &BootId) -> Result<(Connection, Past), JournalError> 
     let past = read_past(&transaction, boot)?;
     transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot_id', ?1)", [&boot.0])?;
     prune(&transaction)?;
+    events::forget_unreportable(&transaction)?;
     transaction.commit()?;
     Ok((connection, past))
 }
@@ -400,9 +401,9 @@ fn accept(t: &Connection, key: &ProcKey, order: &Order) -> rusqlite::Result<Acce
     }
     let order = match divide::with_whole_spec(t, key, order.clone())? {
         Ok(order) => order,
-        Err(unknown) => {
-            let message = format!("{} was not begun: {unknown}; upgrade the agent", order.kind.verb());
-            return Ok(Acceptance::Done(Outcome::without_agent(Code::ArgsInvalid, message, order.kind)));
+        Err(fault) => {
+            let message = format!("{} was not begun: {fault}", order.kind.verb());
+            return Ok(Acceptance::Done(Outcome::without_agent(fault.code(), message, order.kind)));
         }
     };
     let parts = divide::divide(t, key, &order)?;

@@ -555,3 +555,53 @@ async fn a_stored_list_of_servers_of_any_age_is_read() {
         assert_eq!(journal.servers(&servers("a")).await.expect("readable"), servers(expected), "{text}");
     }
 }
+
+#[tokio::test]
+async fn changes_that_would_make_the_stored_spec_too_large_are_refused() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let (journal, _) = reopened(&folder.path().join("agent.db"), "one").await;
+    let labelled = |number: u32, label: &str, bytes: usize| {
+        let mut spec = Spec::default();
+        spec.labels.insert(label.to_owned(), "v".repeat(bytes));
+        spec.change = vec!["labels".to_owned(), "user".to_owned()];
+        Order { spec: Some(spec), ..order(number, OpKind::Update) }
+    };
+    let accept = async |order: &Order| {
+        journal.accept(vec![(key("a"), order.clone())]).await.expect("writable").remove(0)
+    };
+    let first = accept(&labelled(0, "a", 40_000)).await;
+    assert!(matches!(first, Acceptance::New(_)), "{first:?}");
+    let second = labelled(1, "b", 40_000);
+    let Acceptance::Done(refused) = accept(&second).await else { panic!("the sum is too large") };
+    assert_eq!(refused.code, Code::BadRequest);
+    for words in ["update was not begun", "changed labels, user", "at most 49152", "send the whole spec"] {
+        assert!(refused.message.contains(words), "{words}: {}", refused.message);
+    }
+    assert_eq!(accept(&second).await, Acceptance::Done(refused), "a repeat gets the same answer");
+    // The same label again is no growth.
+    let again = accept(&labelled(2, "a", 40_000)).await;
+    assert!(matches!(again, Acceptance::New(_)), "{again:?}");
+}
+
+/// An earlier version could write them; the server would refuse each message that begins with one.
+#[tokio::test]
+async fn events_of_a_proc_that_no_server_accepts_are_neither_written_nor_kept() {
+    let folder = tempfile::tempdir().expect("a temp dir");
+    let path = folder.path().join("agent.db");
+    let (journal, _) = reopened(&path, "one").await;
+    let write = async |name: &str| {
+        let event = Event::GaveUp { reason: "it died".to_owned() };
+        journal.write(&key(name), &[Write::Event(event)], &EventProc::default()).await;
+    };
+    write(&"n".repeat(ProcKey::LONGEST + 1)).await;
+    write(&"n".repeat(ProcKey::LONGEST)).await;
+    let count = async |journal: &Journal| journal.oldest_events(1 << 20).await.expect("readable").len();
+    assert_eq!(count(&journal).await, 1);
+    journal
+        .run(|t| t.execute("UPDATE events SET name = name || 'n'", []).map(|_| ()))
+        .await
+        .expect("writable");
+    drop(journal);
+    let (journal, _) = reopened(&path, "one").await;
+    assert_eq!(count(&journal).await, 0);
+}

@@ -17,7 +17,7 @@ use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError};
 use procfleet_core::batch_size::BatchSize;
 use procfleet_core::code::Code;
-use procfleet_core::id::{Epoch, OpId};
+use procfleet_core::id::{BadName, Epoch, OpId};
 use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::server_choice::{DrainedTo, LinkResult, NextServer, ServerChoice};
 use procfleet_failpoint::{Point, hit};
@@ -403,7 +403,10 @@ impl LinkSession<'_> {
                 }
                 let kind = op.kind;
                 match OpOrder::read(op, omitted) {
-                    Ok(order) => self.supervisor.order(order).await,
+                    Ok(order) => match order.proc.check() {
+                        Ok(()) => self.supervisor.order(order).await,
+                        Err((field, fault)) => self.outbox.done(id, badly_named(order.kind, field, fault)),
+                    },
                     // The op was not run, so it need not be journalled: a repeat gets the same answer.
                     Err(fault) => self.outbox.done(id, not_understood(kind, &fault)),
                 }
@@ -450,6 +453,14 @@ fn not_understood(kind: u32, fault: &BadMessage) -> Outcome {
     );
     warn!(%message, "refused an op of a newer protocol version");
     Outcome::without_agent(code, message, OpKind::from_number(kind.into()).unwrap_or(OpKind::Start))
+}
+
+/// The outcome of an op on a proc that this agent could not report.
+fn badly_named(kind: OpKind, field: &str, fault: BadName) -> Outcome {
+    let message =
+        format!("{} was not begun: the {field} of the process {fault}; nothing was done", kind.verb());
+    warn!(%message, "refused an op");
+    Outcome::without_agent(Code::BadRequest, message, kind)
 }
 
 /// Questions that are being answered. They end with the session; the server answers its callers then.
@@ -578,7 +589,7 @@ fn states_messages(all: bool, changes: StateChanges) -> Vec<StatesMessage> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use procfleet_core::id::TaskId;
+    use procfleet_core::id::{ProcKey, TaskId};
     use procfleet_proto::link::{GroupsMessage, MAX_FRAME, Op, ProcStateMessage};
 
     const OMITTED: OmittedAccounts = OmittedAccounts::MeanEverybody;
@@ -627,6 +638,27 @@ mod tests {
         let outcome = not_understood(0, &fault.expect_err("accounts are required"));
         assert_eq!(outcome.code, Code::ArgsInvalid);
         assert!(outcome.message.contains("does not state the accounts"), "{}", outcome.message);
+    }
+
+    #[test]
+    fn an_op_on_a_proc_with_a_bad_name_is_refused_with_the_reason() {
+        let refused = |namespace: &str, name: &str| {
+            let proc = ProcKey { namespace: namespace.to_owned(), name: name.to_owned() };
+            let (field, fault) = proc.check().expect_err("a bad name");
+            badly_named(OpKind::Start, field, fault)
+        };
+        let long = "n".repeat(2_000);
+        for (outcome, words) in [
+            (refused("web", &long), "the name of the process has 2000 bytes, at most 1085 are allowed"),
+            (
+                refused(&long, "nginx"),
+                "the namespace of the process has 2000 bytes, at most 1085 are allowed",
+            ),
+            (refused("web", "a\nb"), "the name of the process contains a control character"),
+        ] {
+            assert_eq!(outcome.code, Code::BadRequest);
+            assert_eq!(outcome.message, format!("start was not begun: {words}; nothing was done"));
+        }
     }
 
     #[test]

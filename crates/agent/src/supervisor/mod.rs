@@ -57,6 +57,8 @@ const INTAKE: usize = 64;
 const INPUTS: usize = 64;
 /// Time for actors to finish their steps at the end: one journal write each.
 const LAST_STEPS: Duration = Duration::from_secs(1);
+/// Bytes of a name that is too long that are logged.
+const LOGGED_NAME: usize = 100;
 /// Ops come in bursts; one is over when none has been under way for this long.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -141,6 +143,15 @@ impl Supervisor {
             restart_stagger: Mutex::new(RestartStagger::default()),
         });
         let (actors, running, held) = (HashMap::new(), JoinSet::new(), HeldOrders::default());
+        for PastProc { key, .. } in past.procs.iter().filter(|proc| !proc.key.is_reportable()) {
+            let bytes = key.name.len();
+            error!(
+                bytes,
+                begins = &key.name[..key.name.floor_char_boundary(LOGGED_NAME)],
+                "name of a proc is too long for any server; the proc is supervised and not reported. Stop the agent, \
+                 and delete the proc in the table procs of agent.db"
+            );
+        }
         for proc in &past.procs {
             // Before the first session can report accepted ops.
             proc.waiting.iter().for_each(|order| held.keep(&proc.key, order.clone()));

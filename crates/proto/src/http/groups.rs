@@ -3,7 +3,7 @@
 
 use super::batch::{LONGEST_NAME, Suppliers, finish, read_targets};
 use super::fault::Faults;
-use super::operate::LARGEST_SPEC;
+use super::names::read_name;
 use super::read::{Reader, RequestBody};
 use super::status::ProcMeta;
 use procfleet_core::id::{Host, ProcKey};
@@ -99,11 +99,7 @@ pub fn group_info(namespace: &str, host: Host, supplier: u32, group: &ProcessGro
 /// `meta.namespace`. Callers send an empty name and labels beside it, which are ignored.
 fn read_namespace(reader: &Reader<'_>, faults: &mut Faults) -> String {
     let Some(meta) = reader.object("meta", faults) else { return String::new() };
-    let namespace = meta.required_text("namespace", LONGEST_NAME, faults);
-    if namespace.chars().any(char::is_control) {
-        faults.add(meta.path("namespace"), "contains a control character");
-    }
-    namespace
+    read_name(&meta, "namespace", faults)
 }
 
 /// An empty list is valid: it removes the limits.
@@ -133,8 +129,8 @@ fn read_groups(spec: &Reader<'_>, faults: &mut Faults) -> Vec<ProcessGroup> {
         groups.extend(group);
     }
     let size = serde_json::to_vec(&groups).map_or(usize::MAX, |json| json.len());
-    if size > LARGEST_SPEC / 2 {
-        let reason = format!("has {size} bytes, at most {} are allowed", LARGEST_SPEC / 2);
+    if size > Spec::LARGEST / 2 {
+        let reason = format!("has {size} bytes, at most {} are allowed", Spec::LARGEST / 2);
         faults.add(spec.path("process_group"), reason);
     }
     groups

@@ -18,6 +18,7 @@ pub mod login;
 pub mod login_service;
 pub mod logs;
 pub mod manage;
+mod names;
 pub mod native;
 pub mod operate;
 pub mod query;

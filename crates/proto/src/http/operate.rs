@@ -3,6 +3,7 @@
 use super::batch::{LONGEST_NAME, ReadElement, Suppliers, finish, read_host, read_targets, sort_out};
 use super::fault::{Faults, Warnings};
 use super::login;
+use super::names::{read_name, read_names};
 use super::read::{Reader, RequestBody};
 use super::record::Recorder;
 use super::typos::{KnownFields, Unread};
@@ -31,8 +32,6 @@ pub(super) const LONGEST_WAIT: i64 = 86_400;
 pub(super) const LONGEST_CYCLE: i64 = 31_536_000;
 /// More than an hour, at one sample every 5 s.
 const MOST_SAMPLES: i64 = 1_000;
-/// A spec travels to an agent in one frame of the link, whose limit is 64 KiB.
-pub(super) const LARGEST_SPEC: usize = 48 * 1024;
 /// The operations that a caller may ask for.
 pub const OP_TYPES: [i64; 8] = [0, 1, 2, 3, 4, 7, 8, 9];
 /// The operations of our own API, which includes unregister.
@@ -165,12 +164,13 @@ pub fn operate_selected<'v>(body: impl Into<RequestBody<'v>>) -> Result<Selected
         let change = read_change(&reader, spec.is_some(), &mut faults);
         if let Some(spec) = &mut spec {
             spec.change = change;
+            check_size(spec, reader.path("spec"), &mut faults);
         }
         // Without these the call means every host, and is carried out.
         for field in ["select", "hosts", "agent_id_list", "dry_run"] {
             reader.refuse_null(field, &mut faults);
         }
-        let names = reader.texts("names", &mut faults).into_iter().map(|(_, name)| name.to_owned()).collect();
+        let names = read_names(&reader, "names", &mut faults);
         let targets = read_operate_targets(&reader, &mut faults);
         let sending = if reader.flag("dry_run", &mut faults) { Sending::DryRun } else { Sending::ForReal };
         reader.only(&known, &login::FIELDS, &mut faults);
@@ -189,6 +189,7 @@ fn read_change(reader: &Reader<'_>, has_spec: bool, faults: &mut Faults) -> Vec<
     let mut change: Vec<String> = Vec::new();
     for (path, name) in reader.texts("change", faults) {
         match change::FIELDS.contains(&name) {
+            true if change.iter().any(|known| known == name) => {}
             true => change.push(name.to_owned()),
             false => {
                 faults.add(
@@ -244,10 +245,14 @@ fn read_request(reader: &Reader<'_>, kind: OpKind, suppliers: Suppliers, faults:
     let (proc, labels) = read_meta(reader, faults);
     let targets = read_targets(reader, suppliers, faults);
     let spec = read_own_spec(reader, kind, labels, faults);
+    if let Some(spec) = &spec {
+        check_size(spec, reader.path("spec"), faults);
+    }
     Request { proc, kind, spec, targets, refused: None }
 }
 
-/// Without a spec the agent uses the one it has stored; several callers rely on it.
+/// Without a spec the agent uses the one it has stored; several callers rely on it. Its size is checked by
+/// the caller, who may add fields.
 fn read_own_spec(
     reader: &Reader<'_>,
     kind: OpKind,
@@ -263,7 +268,6 @@ fn read_own_spec(
         }
         let mut spec = read_spec(&spec, kind, faults);
         spec.labels = labels.into_iter().collect();
-        check_size(&spec, reader.path("spec"), faults);
         spec
     })
 }
@@ -294,8 +298,8 @@ fn known_fields() -> &'static KnownFields {
 
 pub(super) fn check_size(spec: &Spec, path: String, faults: &mut Faults) {
     let size = serde_json::to_vec(spec).map_or(usize::MAX, |json| json.len());
-    if size > LARGEST_SPEC {
-        faults.add(path, format!("has {size} bytes, at most {LARGEST_SPEC} are allowed"));
+    if size > Spec::LARGEST {
+        faults.add(path, format!("has {size} bytes, at most {} are allowed", Spec::LARGEST));
     }
 }
 
@@ -303,15 +307,8 @@ pub(super) fn read_meta(reader: &Reader<'_>, faults: &mut Faults) -> (ProcKey, V
     let Some(meta) = reader.object("meta", faults) else {
         return (ProcKey { namespace: String::new(), name: String::new() }, Vec::new());
     };
-    let proc = ProcKey {
-        namespace: meta.required_text("namespace", LONGEST_NAME, faults),
-        name: meta.required_text("name", LONGEST_NAME, faults),
-    };
-    for (field, text) in [("namespace", &proc.namespace), ("name", &proc.name)] {
-        if text.chars().any(char::is_control) {
-            faults.add(meta.path(field), "contains a control character");
-        }
-    }
+    let proc =
+        ProcKey { namespace: read_name(&meta, "namespace", faults), name: read_name(&meta, "name", faults) };
     (proc, meta.labels("labels", faults))
 }
 

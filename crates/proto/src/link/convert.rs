@@ -151,6 +151,13 @@ impl Op {
     }
 }
 
+impl Op {
+    /// How many bytes it takes in a message.
+    pub fn size(&self) -> usize {
+        self.encoded_len()
+    }
+}
+
 impl OpOrder {
     pub fn read(op: Op, omitted: OmittedAccounts) -> Result<OpOrder, BadMessage> {
         let accounts = match op.accounts.as_ref().map(op::Accounts::scope) {

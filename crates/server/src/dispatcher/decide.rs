@@ -9,8 +9,12 @@ use procfleet_core::dispatch::{
 };
 use procfleet_core::id::{AgentId, OpId};
 use procfleet_core::op::Outcome;
-use procfleet_proto::link::{Cancel, Op, server_message::Body};
+use procfleet_proto::link::{Cancel, MAX_FRAME, Op, server_message::Body};
 use procfleet_store::{EndedBy, Finished};
+
+/// A larger order does not fit a frame. The agent would close the connection at each attempt, so the op ends
+/// instead. The API bounds the spec and the names, but an administrator may grant an app many OS accounts.
+const LARGEST_ORDER: usize = MAX_FRAME - 64;
 
 impl Work {
     pub(super) fn decide_due(&mut self) {
@@ -120,6 +124,11 @@ impl Work {
         let within = entry.open.start_by.since(now);
         let (kind, SharedRequest { proc, spec, accounts, .. }) = (entry.open.kind, &*entry.request);
         let order = Op::new(op, session.epoch, proc, kind, within, spec.as_deref(), accounts);
+        if order.size() > LARGEST_ORDER {
+            let outcome = dispatch::too_large(&entry.open, &entry.target, order.size(), LARGEST_ORDER);
+            self.end(op, outcome);
+            return self.wake(op, now + RETRY);
+        }
         match session.sender.try_send(Body::Op(order)) {
             Ok(()) => {}
             // `Gone` follows.

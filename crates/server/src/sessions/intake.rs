@@ -13,7 +13,7 @@ use super::budget::{AgentBudget, cost_of};
 use super::certificates;
 use super::questions::AgentAnswer;
 use super::session_end::SessionEnd;
-use crate::agent_limits::{self, Bounded};
+use crate::agent_limits::{self, Bounded, DroppedStates};
 use crate::events;
 use crate::metrics::Sent;
 use crate::presences::LastHeard;
@@ -282,7 +282,7 @@ impl Intake {
         }
         let cost = events.iter().map(|event| cost_of(event.size())).sum();
         match self.budget.spend_events(cost, link.clock.now()) {
-            Ok(()) => match read_events(link, events) {
+            Ok(()) => match read_events(link, agent, &self.budget, events) {
                 Some(events) => self.store(link, agent, epoch, events).await,
                 None => Ok(None),
             },
@@ -385,9 +385,14 @@ fn read_states(
     link: &Link,
     agent: &AgentId,
     budget: &AgentBudget,
-    states: States,
+    mut states: States,
 ) -> Result<NewStates, SessionEnd> {
-    agent_limits::check_states(&states)?;
+    let excess = agent_limits::bound_states(&mut states)?;
+    if excess != DroppedStates::default() {
+        link.metrics.dropped(Sent::States, excess.states);
+        link.metrics.dropped(Sent::Groups, excess.groups);
+        log_excess(link, agent, budget, "states that are too large were dropped");
+    }
     if states.log_lines_dropped > 0 {
         // The agent reports this number: the limit keeps a false one from making the sum useless.
         let lines = states.log_lines_dropped.min(agent_limits::LOG_LINES_DROPPED);
@@ -483,9 +488,21 @@ async fn store_states(
 }
 
 /// `None`: the message has none.
-fn read_events(link: &Link, events: Vec<EventMessage>) -> Option<ToStore> {
+fn read_events(
+    link: &Link,
+    agent: &AgentId,
+    budget: &AgentBudget,
+    mut events: Vec<EventMessage>,
+) -> Option<ToStore> {
     let last = events.last()?;
     let confirmation = EventsStored { journal: last.journal.clone(), up_to: last.number };
+    let sent = events.len();
+    // Dropped ones are confirmed, too: the agent would send them again for ever.
+    events.retain(agent_limits::is_stored);
+    if events.len() < sent {
+        link.metrics.dropped(Sent::Events, sent - events.len());
+        log_excess(link, agent, budget, "events with too long a name were dropped");
+    }
     let now = link.clock.wall();
     let millis = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
     let times =

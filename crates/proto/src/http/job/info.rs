@@ -8,6 +8,7 @@ use crate::http::read::Reader;
 use procfleet_core::id::ProcKey;
 use procfleet_core::op::OpKind;
 use procfleet_core::spec::{Identity, Instances, JobFacts, Kind, Policy, Resource, Schedule, Shell, Spec};
+use ring::digest::{SHA256, digest};
 use std::time::Duration;
 
 /// The contact of `operate_proc`'s processes in JOB's own server.
@@ -173,7 +174,30 @@ fn key(identity: &Identity, separator: char) -> ProcKey {
         }
         (key, _) => key.to_owned(),
     };
-    ProcKey::of_job(name)
+    ProcKey::of_job(bounded(name))
+}
+
+/// Longer names are replaced by a prefix and a hash. Names of up to this many bytes stay as they are: earlier
+/// versions accepted them, and agents have procs with these names.
+const LONGEST_PLAIN: usize = 1_024;
+/// Bytes of the name that remain before the hash. With the hash the name has more than [`LONGEST_PLAIN`]
+/// bytes, so that no plain name equals a hashed one.
+const PREFIX: usize = 1_000;
+
+/// A name that every part of procfleet can store: a path may have 4,096 characters. The number of an instance
+/// remains.
+fn bounded(name: String) -> String {
+    let (ProcKey { name: whole, .. }, instance) = ProcKey::of_job(name.clone()).whole();
+    if whole.len() <= LONGEST_PLAIN {
+        return name;
+    }
+    let hash = digest(&SHA256, whole.as_bytes());
+    let mut short = whole[..whole.floor_char_boundary(PREFIX)].to_owned();
+    short.push_str("…sha256:");
+    for byte in hash.as_ref() {
+        short.push_str(&format!("{byte:02x}"));
+    }
+    ProcKey::of_job(short).instance(instance).name
 }
 
 /// The kind of a process whose `type` is left out.
@@ -228,4 +252,39 @@ fn read_times(r: &Reader<'_>, faults: &mut Faults) -> Policy {
 fn seconds(r: &Reader<'_>, field: &str, longest: i64, faults: &mut Faults) -> Option<Duration> {
     let secs = r.integer(field, 0..=longest, faults).and_then(|secs| u64::try_from(secs).ok())?;
     (secs > 0).then(|| Duration::from_secs(secs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_value_key(name: &str) -> ProcKey {
+        key(&Identity { index_key: name.to_owned(), ..Identity::default() }, '/')
+    }
+
+    #[test]
+    fn a_long_name_becomes_a_prefix_and_a_hash_and_keeps_its_instance() {
+        let long = |bytes: usize| format!("/{}", "p".repeat(bytes - 1));
+        for plain in [long(1_024), format!("{}#64", long(1_024)), "ä".repeat(512)] {
+            assert_eq!(of_value_key(&plain).name, plain, "a name of an earlier version stays");
+        }
+        for name in [long(1_025), long(4_096), "ä".repeat(4_096), format!("a{}", "語".repeat(4_095))] {
+            let key = of_value_key(&name);
+            assert!((LONGEST_PLAIN + 1..=ProcKey::LONGEST_WHOLE).contains(&key.name.len()), "{key}");
+            assert_eq!(key.check(), Ok(()), "{key}");
+            let prefix = key.name.split_once('…').expect("a prefix").0;
+            assert!(name.starts_with(prefix) && prefix.len() > 990, "{prefix}");
+            assert_eq!(of_value_key(&name), key, "the same in every call");
+            assert_ne!(of_value_key(&format!("{name}x")), key);
+            assert_eq!(of_value_key(&format!("{name}#2")), key.instance(2));
+        }
+    }
+
+    /// Stored by agents and servers, so it must not change.
+    #[test]
+    fn the_hashed_form_of_a_name_never_changes() {
+        let name = of_value_key(&"k".repeat(2_000)).name;
+        let hash = "1c8123314be794fecd4622dd336c932c8c1592f8e3aa12eebf2e98aba92efd11";
+        assert_eq!(name, format!("{}…sha256:{hash}", "k".repeat(1_000)));
+    }
 }
