@@ -1,6 +1,7 @@
 //! Agents that send more than any agent should: their data is bounded and counted, and other agents are not
 //! affected.
 
+use crate::access::{app, grant};
 use crate::events::events_of;
 use crate::hostile::{cuts, peer, welcome, welcome_as};
 use crate::up;
@@ -11,8 +12,8 @@ use procfleet_proto::link::{
 };
 use procfleet_proto::state::ProcReport;
 use procfleet_sim::{ManualPeer, Talk};
-use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, programs, wait_for, wait_until};
-use serde_json::Value;
+use procfleet_testkit::{Joined, Op, PATIENCE, Signal, Up, account, programs, wait_for, wait_until};
+use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The counters of `/metrics` for agents that exceed their limits.
@@ -220,17 +221,133 @@ fn an_agent_that_exceeds_its_limits_is_disconnected_with_the_reason() {
     };
     let events = |events: Vec<EventMessage>| agent_message::Body::Events(Events { events });
     let states = |states: States| agent_message::Body::States(states);
-    let long = || "n".repeat(2_000);
     check("a list of events", events(vec![EventMessage::default(); 2_001]));
-    check("a namespace", events(vec![EventMessage { namespace: long(), ..event(1, "") }]));
-    check("a journal's name", events(vec![EventMessage { journal: long(), ..event(1, "") }]));
+    let journal = "j".repeat(2_000);
+    check("a journal's name", events(vec![EventMessage { journal, ..event(1, "") }]));
     let many = vec![state("p", 1, None); 2_001];
     check("a list of states", states(States { procs: many, ..States::default() }));
-    let procs = vec![ProcStateMessage { report: vec![b' '; 57 * 1024 + 1], ..state("p", 1, None) }];
-    check("a proc's state", states(States { procs, ..States::default() }));
-    let groups = GroupsMessage { groups: vec![b' '; 25 * 1024], ..GroupsMessage::default() };
-    check("a list of process groups", states(States { groups: vec![groups], ..States::default() }));
     assert_eq!(count(&up, "SELECT count(*) FROM events WHERE namespace = 'flood'"), 0);
+}
+
+/// Agents of earlier versions send them in each session, so ending the session would keep the host away.
+#[test]
+fn an_item_that_is_too_large_is_dropped_and_counted_and_the_session_goes_on() {
+    let up = up();
+    let peer = peer(&up, "10.6.1.10");
+    let mut talk = welcome(&peer, "one");
+    let before = cuts(&up, "oversized");
+    let long = "n".repeat(2_000);
+    let report = ProcReport::left_alone(String::new());
+    let large = ProcStateMessage { report: vec![b' '; 57 * 1024], ..state("large", 1, Some(&report)) };
+    send_states(&mut talk, vec![state(&long, 1, Some(&report)), state("beside", 1, Some(&report))]);
+    send_states(&mut talk, vec![large]);
+    let groups = GroupsMessage { groups: vec![b' '; 25 * 1024], ..GroupsMessage::default() };
+    talk.send(agent_message::Body::States(States { groups: vec![groups], ..States::default() }).into_bytes());
+    let events = vec![
+        EventMessage { name: long.clone(), ..event(1, "") },
+        event(2, "kept"),
+        EventMessage { namespace: long, ..event(3, "") },
+    ];
+    talk.send(agent_message::Body::Events(Events { events }).into_bytes());
+    let said = talk.receive();
+    assert!(matches!(&said, Some(Body::EventsStored(stored)) if stored.up_to == 3), "{said:?}");
+    for (what, expected) in [("states", 2), ("groups", 1), ("events", 2)] {
+        assert_eq!(counted(&up, "dropped", what), expected, "{what}");
+    }
+    assert_eq!(count(&up, "SELECT count(*) FROM procs WHERE namespace = 'flood' AND name = 'beside'"), 1);
+    assert_eq!(count(&up, "SELECT count(*) FROM events WHERE namespace = 'flood'"), 1);
+    assert_eq!(cuts(&up, "oversized"), before);
+
+    // Junk costs as much as anything else: its sender is read more slowly.
+    let junk = ProcStateMessage { report: vec![b' '; 57 * 1024], ..state("junk", 1, Some(&report)) };
+    wait_until(PATIENCE, "it is read more slowly", || {
+        for _ in 0..20 {
+            send_states(&mut talk, vec![junk.clone()]);
+        }
+        counted(&up, "delayed", "messages") > 0
+    });
+    assert_eq!(cuts(&up, "oversized"), before);
+}
+
+/// What an app with rights on one host can ask for must not keep the host's agent away from its server.
+#[test]
+fn no_call_of_an_app_makes_its_agent_exceed_the_limits_of_the_link() {
+    const OPERATE: &str = "/api/v1/operate";
+    let up = up();
+    let namespace = up.namespace.as_str();
+    let good = up.proc("good").starts(&programs::foreground());
+    let label = |name: &str, bytes: usize| json!({name: "v".repeat(bytes)});
+    let body = |name: &str, op_type: u32| {
+        let mut body = up.proc(name).starts(&programs::foreground()).request.clone();
+        body["op_type"] = json!(op_type);
+        body
+    };
+    let limited = app(&up, "limited", &[]);
+    grant(
+        &up,
+        &limited,
+        &["--business", "1", "--namespace", namespace, "--op", "*", "--account", &account()],
+    );
+    let ended = |body: Value| limited.outcome(&limited.post(OPERATE, body).task());
+
+    // Names.
+    for (name, words) in [
+        ("n".repeat(2_000), "names[0]: has 2000 characters, at most 256 are allowed"),
+        ("two\nlines".to_owned(), "names[0]: contains a control character"),
+        ("nul\0".to_owned(), "names[0]: contains a control character"),
+        (String::new(), "names[0]: must not be empty"),
+    ] {
+        let mut named = body("named", 0);
+        named["names"] = json!([name]);
+        limited.post(OPERATE, named).assert_refused(1_000_811, &[words]);
+    }
+
+    // Labels that grow with each call.
+    let mut labelled = body("labelled", 3);
+    labelled["change"] = json!(["labels", "user"]);
+    labelled["meta"]["labels"] = label("a", 40 * 1024);
+    ended(labelled.clone()).assert_success();
+    labelled["meta"]["labels"] = label("b", 40 * 1024);
+    ended(labelled).assert(811, "host was not begun: with the changed labels, user the spec has ");
+
+    // Labels and a note that are each within their limits: JSON has six bytes for a control character.
+    let noted = up.proc("noted").starts("head -c 3000 /dev/zero | tr '\\0' '\\001'; exit 1");
+    let mut body_of_noted = noted.policy("start_retries", 1).policy("start_interval", 1).request.clone();
+    body_of_noted["meta"]["labels"] = label("a", 46 * 1024);
+    body_of_noted["op_type"] = json!(3);
+    ended(body_of_noted);
+    let row = |name: &str| {
+        let rows = up.client.data(&format!("/api/v1/procs?namespace={namespace}&name={name}"));
+        Some(rows[0].clone()).filter(|row| !row.is_null())
+    };
+    let noted = wait_for(PATIENCE, "its failure is noted", || {
+        row("noted").filter(|row| row["note"].as_str().is_some_and(|note| note.contains("\u{1}")))
+    });
+    assert!(noted["note"].as_str().is_some_and(|note| note.contains("the labels are left out")), "{noted}");
+
+    // A list of changes that is much longer than the spec.
+    let mut repeated = body("repeated", 3);
+    repeated["change"] = json!(vec!["user"; 10_000]);
+    ended(repeated).assert_success();
+
+    // An administrator's part: so many accounts that an op with all of them does not fit a frame.
+    let accounts: Vec<String> = (0..2_000).map(|number| format!("account-{number:032}")).collect();
+    up.client.post("/api/v1/apps/limited/grant", json!({"accounts": accounts})).data();
+    ended(body("granted", 0)).assert(811, "start was not sent to 0:127.0.0.1: the spec and the OS accounts ");
+
+    let is_well = || {
+        assert_eq!(cuts(&up, "oversized"), 0);
+        good.op(Op::Query).assert_success();
+        let rows = up.client.data(&format!("/api/v1/procs?namespace={namespace}"));
+        rows.as_array().expect("a list").len()
+    };
+    good.start();
+    wait_until(PATIENCE, "all procs are known", || is_well() == 4);
+    let log = up.stderr();
+    assert!(!log.contains("exceeds what any agent sends") && !log.contains("exceed the limits"), "{log}");
+    up.kill_agent();
+    wait_until(PATIENCE, "all procs are known again", || is_well() == 4);
+    good.op(Op::Stop).assert_success();
 }
 
 #[test]

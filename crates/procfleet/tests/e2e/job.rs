@@ -1,6 +1,7 @@
 //! JOB's APIs: processes that are started by scripts or by commands, hosted and unhosted, within a scope.
 
 use crate::access::{DENIED, OTHER, app, done, grant, granted_app, shop_agent};
+use crate::hostile::cuts;
 use crate::up;
 use procfleet_testkit::{
     Answer, Client, Op, PATIENCE, Signal, Up, account, is_running, kill, pids_marked, programs, wait_for,
@@ -575,4 +576,33 @@ fn each_api_shows_tasks_of_the_other_api() {
     let key = format!("{}:gse:0:127.0.0.1", up.namespace);
     assert_eq!(seen.keys().collect::<Vec<_>>(), [&key]);
     assert_eq!(seen[&key]["content"]["process"][0]["procname"], programs::NAME);
+}
+
+/// A path may have 4,096 characters. The agent would lose its session with such a name, in each session again.
+#[test]
+fn a_process_with_a_very_long_key_is_operated_under_a_prefix_and_a_hash_of_it() {
+    let up = up();
+    let long = "k".repeat(4_000);
+    let with_key = |name: &str, key: &str| {
+        let commands = json!({"value_key": key, "type": 1, "start_cmd": programs::daemon(), "stop_cmd": "kill $(cat web.pid)"});
+        Script::new(&up, name).with(commands)
+    };
+    let (proc, other) = (with_key("long", &long), with_key("longer", &format!("{long}2")));
+    let outcome = |proc: &Script<'_>, op_type: u32| {
+        let results = results(&up.client, &proc.submit(&operate_process(), op_type));
+        assert_eq!(results.len(), 1, "{results:?}");
+        let (name, result) = results.into_iter().next().expect("one");
+        (name, result["error_code"].as_u64().expect("a code"))
+    };
+    let (name, code) = outcome(&proc, 0);
+    let (prefix, hash) = name.split_once("…sha256:").expect("a hashed name");
+    assert_eq!((prefix, code), (&long[..1_000], 0), "{name}");
+    assert_eq!(hash.strip_suffix(":0:127.0.0.1").map(str::len), Some(64), "{name}");
+    up.kill_agent();
+    assert_eq!(outcome(&proc, 2), (name.clone(), 0), "the same process after a restart of the agent");
+    let rows = up.client.data("/api/v1/procs?namespace=job");
+    assert_eq!(format!("{}:0:127.0.0.1", rows[0]["name"].as_str().expect("a name")), name);
+    assert_ne!(outcome(&other, 2).0, name, "another long key is another process");
+    assert_eq!(outcome(&proc, 1), (name, 0));
+    assert_eq!(cuts(&up, "oversized"), 0);
 }
