@@ -12,7 +12,7 @@ pub struct BadId(String);
 
 /// Why a name cannot be that of a namespace or a proc. The text never repeats the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadName {
+pub enum NameFault {
     #[error("has {bytes} bytes, at most {most} are allowed")]
     TooLong { bytes: usize, most: usize },
     #[error("contains a control character")]
@@ -255,7 +255,7 @@ impl ProcKey {
     pub const LONGEST_WHOLE: usize = Self::LONGEST - "#64".len();
 
     /// Checks the namespace and the name, and says which of the two is wrong.
-    pub fn check(&self) -> Result<(), (&'static str, BadName)> {
+    pub fn check(&self) -> Result<(), (&'static str, NameFault)> {
         ProcKey::check_name(&self.namespace).map_err(|fault| ("namespace", fault))?;
         ProcKey::check_name(&self.whole().0.name).map_err(|fault| ("name", fault))
     }
@@ -265,11 +265,11 @@ impl ProcKey {
         self.namespace.len() <= Self::LONGEST && self.name.len() <= Self::LONGEST
     }
 
-    fn check_name(name: &str) -> Result<(), BadName> {
+    fn check_name(name: &str) -> Result<(), NameFault> {
         if name.len() > Self::LONGEST_WHOLE {
-            return Err(BadName::TooLong { bytes: name.len(), most: Self::LONGEST_WHOLE });
+            return Err(NameFault::TooLong { bytes: name.len(), most: Self::LONGEST_WHOLE });
         }
-        if name.chars().any(char::is_control) { Err(BadName::ControlCharacter) } else { Ok(()) }
+        if name.chars().any(char::is_control) { Err(NameFault::ControlCharacter) } else { Ok(()) }
     }
 
     /// A process as JOB's callers name it.
@@ -389,15 +389,15 @@ mod tests {
     #[test]
     fn a_name_is_short_enough_with_the_number_of_any_instance_and_has_no_control_characters() {
         let long = |bytes: usize| "n".repeat(bytes);
-        let too_long = |bytes| Err(BadName::TooLong { bytes, most: 1_085 });
+        let too_long = |bytes| Err(NameFault::TooLong { bytes, most: 1_085 });
         for (name, expected) in [
             (long(1_085), Ok(())),
             (format!("{}#64", long(1_085)), Ok(())),
             (long(1_086), too_long(1_086)),
             (format!("{}#64", long(1_086)), too_long(1_086)),
             ("ä".repeat(543), too_long(1_086)),
-            ("two\nlines".to_owned(), Err(BadName::ControlCharacter)),
-            ("nul\0".to_owned(), Err(BadName::ControlCharacter)),
+            ("two\nlines".to_owned(), Err(NameFault::ControlCharacter)),
+            ("nul\0".to_owned(), Err(NameFault::ControlCharacter)),
             (String::new(), Ok(())),
         ] {
             let key = ProcKey { namespace: "web".to_owned(), name: name.clone() };

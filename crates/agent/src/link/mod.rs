@@ -17,7 +17,7 @@ use crate::supervisor::Supervisor;
 use crate::tls::{self, ConnectError};
 use procfleet_core::batch_size::BatchSize;
 use procfleet_core::code::Code;
-use procfleet_core::id::{BadName, Epoch, OpId};
+use procfleet_core::id::{Epoch, NameFault, OpId};
 use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::server_choice::{DrainedTo, LinkResult, NextServer, ServerChoice};
 use procfleet_failpoint::{Point, hit};
@@ -456,7 +456,7 @@ fn not_understood(kind: u32, fault: &BadMessage) -> Outcome {
 }
 
 /// The outcome of an op on a proc that this agent could not report.
-fn badly_named(kind: OpKind, field: &str, fault: BadName) -> Outcome {
+fn badly_named(kind: OpKind, field: &str, fault: NameFault) -> Outcome {
     let message =
         format!("{} was not begun: the {field} of the process {fault}; nothing was done", kind.verb());
     warn!(%message, "refused an op");
