@@ -578,7 +578,7 @@ fn each_api_shows_tasks_of_the_other_api() {
     assert_eq!(seen[&key]["content"]["process"][0]["procname"], programs::NAME);
 }
 
-/// A path may have 4,096 characters. The agent would lose its session with such a name, in each session again.
+/// A path may have 4,096 characters. With such a name the agent would lose each of its sessions.
 #[test]
 fn a_process_with_a_very_long_key_is_operated_under_a_prefix_and_a_hash_of_it() {
     let up = up();

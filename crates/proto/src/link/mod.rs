@@ -16,8 +16,8 @@ pub const ENROLL_PATH: &str = "/enroll/v1";
 /// No message may be larger than this, and no frame larger than [`MAX_FRAME`].
 pub const MAX_MESSAGE: usize = 1024 * 1024;
 pub const MAX_FRAME: usize = 64 * 1024;
-/// Maximum bytes of the JSON of one proc's state. The labels of the largest spec (48 KiB) fit; with both names
-/// the state fits a frame.
+/// Maximum bytes of the JSON of one proc's state. The labels of the largest spec (48 KiB) fit; with both
+/// names the state fits a frame.
 pub const STATE: usize = 56 * 1024;
 /// Agents send states and outcomes in messages up to this size, unless one item alone is larger: for each
 /// session the server keeps a buffer of the size of the largest message. A message of events has up to
