@@ -241,6 +241,53 @@ fn stalled_bodies_without_a_login_do_not_delay_a_caller() {
     assert!(stalled.iter_mut().any(is_silent), "it had to wait for one of them only");
 }
 
+/// Nested lists take 150 times the memory of their text when they are parsed.
+fn nested_lists(megabytes: usize) -> String {
+    let element = format!("{}1{},", "[".repeat(100), "]".repeat(100));
+    format!("[{}1]", element.repeat((megabytes << 20) / element.len()))
+}
+
+/// Bodies without a login, and with a wrong one, are not parsed.
+#[test]
+fn nested_bodies_without_a_login_take_little_memory_and_delay_no_caller() {
+    const EACH_MIB: usize = 8;
+    const BODIES: [(&str, &str); 4] = [
+        ("127.0.0.2", ""),
+        ("127.0.0.2", r#""bk_app_code":"nobody","bk_app_secret":"wrong","#),
+        ("127.0.0.3", ""),
+        ("127.0.0.3", r#""bk_app_code":"nobody","bk_app_secret":"wrong","#),
+    ];
+    /// The bodies themselves and what allocators keep. Parsed, each would take 1,200 MiB.
+    const MOST_KIB: u64 = 160 << 10;
+    let up = up();
+    let before = peak_kib(up.pid());
+    let nested = nested_lists(EACH_MIB);
+    std::thread::scope(|scope| {
+        for (address, login) in BODIES {
+            let (up, nested) = (&up, &nested);
+            scope.spawn(move || {
+                let body = format!("{{{login}\"hosts\":{nested}}}");
+                let stream = connect_from(address, up.client.address());
+                let answer = up.client.send_by(stream, "POST", OPERATE, &[], body.as_bytes()).answer();
+                answer.assert_refused(REFUSED, &["bk_app_code"]);
+            });
+        }
+        up.client.post(STATUS, large_query()).data();
+    });
+    up.client.post(STATUS, large_query()).data();
+    let grown = peak_kib(up.pid()).saturating_sub(before);
+    println!("{grown} KiB for {} bodies of {EACH_MIB} MiB", BODIES.len());
+    assert!(grown < MOST_KIB, "{grown} KiB");
+
+    // With a login there is a limit.
+    let body = format!("{{\"hosts\":{nested}}}");
+    let login = [("X-Bkapi-Authorization", &*up.client.authorization())];
+    let answer = up.client.raw(STATUS, &login, body.as_bytes()).answer();
+    answer.assert_refused(1_000_121, &["too many values"]);
+    let grown = peak_kib(up.pid()).saturating_sub(before);
+    assert!(grown < MOST_KIB, "{grown} KiB");
+}
+
 /// One address takes all connections and uses none: it keeps a quarter of the slots, and its own oldest give
 /// way.
 #[test]
@@ -345,7 +392,16 @@ fn open_files(pid: u32) -> usize {
 }
 
 fn anonymous_kib(pid: u32) -> u64 {
-    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("it runs");
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).expect("the kernel counts it");
+    kib_in(&format!("/proc/{pid}/smaps_rollup"), "Anonymous:")
+}
+
+/// The most memory that it has had.
+fn peak_kib(pid: u32) -> u64 {
+    kib_in(&format!("/proc/{pid}/status"), "VmHWM:")
+}
+
+fn kib_in(file: &str, field: &str) -> u64 {
+    let text = std::fs::read_to_string(file).expect("it runs");
+    let line = text.lines().find_map(|line| line.strip_prefix(field)).expect("the kernel counts it");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }

@@ -1,12 +1,22 @@
 //! A request's body: bounded, and parsed as JSON whatever the Content-Type says.
+//!
+//! ```text
+//! read (share of the bytes) -> login, if it is in the body -> parse (share of the values)
+//! ```
+//!
+//! Values take much more memory than their text, so they are parsed after the login only, and have a limit
+//! and a budget of their own.
 
 use super::body_budget::{BodyBudget, BodyHolder, BodyShare};
 use super::error::CallError;
+use super::parsed_size::{parsed_size, size_of_texts};
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
+use bytes::Bytes;
 use futures_util::StreamExt;
 use procfleet_program::panics;
+use procfleet_proto::http::login::{BadLogin, Login};
 use serde_json::{Map, Value};
 use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -36,24 +46,59 @@ const UNAUTHENTICATED_SMALL: usize = 8 * 1024;
 /// the body.
 const BUDGET: usize = 3 * LARGEST;
 
+/// Estimate of the memory of one body's values. The densest legal call, 100,000 requests with small specs,
+/// has about 600 MiB.
+const LARGEST_PARSED: usize = 24 * LARGEST;
+/// Values of more memory take a share of the budget.
+const SMALL_PARSED: usize = 64 * 1024;
+/// Budget for values, in bytes of memory.
+const PARSED_BUDGET: usize = LARGEST_PARSED / 2 * 3;
+
 /// The budgets for large bodies. Callers that have logged in do not share theirs with those that have not.
 #[derive(Clone, Debug)]
 pub(super) struct BodyBudgets {
     callers: BodyBudget,
     unauthenticated: BodyBudget,
+    parsed: BodyBudget,
 }
 
-/// A request's JSON and its share of the budget, if it is large.
+/// A body that was read and not parsed, and its share of the budget, if it is large.
 #[derive(Debug)]
-pub(super) struct Received {
+pub(super) struct UnparsedBody {
+    text: BodyText,
+    share: Option<BodyShare>,
+}
+
+#[derive(Debug)]
+enum BodyText {
+    Json(Bytes),
+    /// There is no body; the query is the request.
+    Query(String),
+}
+
+/// A request's JSON and its shares of the budgets, if it is large.
+#[derive(Debug)]
+pub(super) struct ParsedBody {
     pub(super) value: Value,
-    pub(super) share: Option<BodyShare>,
-    bytes: usize,
+    pub(super) shares: BodyShares,
+}
+
+/// Released on drop.
+#[derive(Debug)]
+pub(super) struct BodyShares {
+    #[expect(dead_code, reason = "it is held, not read")]
+    bytes: Option<BodyShare>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "it is held, not read"))]
+    values: Option<BodyShare>,
 }
 
 impl BodyBudgets {
     pub(super) fn new() -> BodyBudgets {
-        BodyBudgets { callers: BodyBudget::new(BUDGET), unauthenticated: BodyBudget::new(BUDGET) }
+        BodyBudgets {
+            callers: BodyBudget::new(BUDGET),
+            unauthenticated: BodyBudget::new(BUDGET),
+            parsed: BodyBudget::new(PARSED_BUDGET),
+        }
     }
 
     fn of(&self, holder: &BodyHolder) -> &BodyBudget {
@@ -62,43 +107,86 @@ impl BodyBudgets {
             BodyHolder::Peer(_) => &self.unauthenticated,
         }
     }
+}
+
+impl UnparsedBody {
+    /// The login among the fields of the body.
+    pub(super) async fn login(&self) -> Result<Login, CallError> {
+        let login = match &self.text {
+            BodyText::Query(query) => Login::from_query(query_parameters(query)),
+            BodyText::Json(json) => work_on(json, Login::from_body).await?,
+        };
+        login.map_err(|bad| match bad {
+            BadLogin::Json(reason) => CallError::Json(reason),
+            BadLogin::Header | BadLogin::NoText(_) => CallError::NoLogin(bad.to_string()),
+        })
+    }
 
     /// The login was correct: moves the share to the budget of logged-in callers.
-    pub(super) async fn move_to(&self, app: &str, received: &mut Received) -> Result<(), CallError> {
-        if received.bytes <= SMALL {
-            received.share = None;
-        } else if received.share.is_some() {
-            let share = self.callers.take(BodyHolder::App(app.to_owned()), received.bytes).await?;
+    pub(super) async fn move_to(&mut self, budgets: &BodyBudgets, app: &str) -> Result<(), CallError> {
+        let BodyText::Json(json) = &self.text else { return Ok(()) };
+        if json.len() <= SMALL {
+            self.share = None;
+        } else if self.share.is_some() {
+            let share = budgets.callers.take(BodyHolder::App(app.to_owned()), json.len()).await?;
             share.complete();
-            received.share = Some(share);
+            self.share = Some(share);
         }
         Ok(())
     }
+
+    /// For an app that has logged in.
+    pub(super) async fn parse(self, budgets: &BodyBudgets, app: &str) -> Result<ParsedBody, CallError> {
+        let size = match &self.text {
+            BodyText::Json(json) => work_on(json, parsed_size).await?,
+            BodyText::Query(query) => parsed_size_of_query(query),
+        };
+        if size > LARGEST_PARSED {
+            return Err(CallError::TooManyValues { size, limit: LARGEST_PARSED });
+        }
+        let mut values = None;
+        if size > SMALL_PARSED {
+            let share = budgets.parsed.take(BodyHolder::App(app.to_owned()), size).await?;
+            share.complete();
+            values = Some(share);
+        }
+        let value = match &self.text {
+            BodyText::Query(query) => from_query(query),
+            BodyText::Json(json) => {
+                let parsed = work_on(json, |json| serde_json::from_slice(json)).await?;
+                parsed.map_err(|error| CallError::Json(error.to_string()))?
+            }
+        };
+        Ok(ParsedBody { value, shares: BodyShares { bytes: self.share, values } })
+    }
 }
 
-/// The request as one JSON object: its body, or its query if there is no body.
+/// A large body takes time, so it is worked on by another thread.
+async fn work_on<T: Send + 'static>(json: &Bytes, work: fn(&[u8]) -> T) -> Result<T, CallError> {
+    if json.len() <= SMALL {
+        return Ok(work(json));
+    }
+    let json = json.clone();
+    panics::block_for_request(move || work(&json)).await.map_err(|_| CallError::Internal)
+}
+
+/// Reads the body, or the query if there is no body.
 pub(super) async fn read(
     budgets: &BodyBudgets,
     holder: BodyHolder,
     parts: &Parts,
     body: Body,
-) -> Result<Received, CallError> {
+) -> Result<UnparsedBody, CallError> {
     let collected = timeout(WHOLE, collect(budgets, &holder, &parts.headers, body)).await;
     let (bytes, share) = collected.map_err(|_| broken())??;
     if let Some(share) = &share {
         share.complete();
     }
-    let size = bytes.len();
     if bytes.iter().all(u8::is_ascii_whitespace) {
-        let value = from_query(parts.uri.query().unwrap_or_default());
-        return Ok(Received { value, share, bytes: size });
+        let query = parts.uri.query().unwrap_or_default().to_owned();
+        return Ok(UnparsedBody { text: BodyText::Query(query), share: None });
     }
-    let parse = move || serde_json::from_slice(&bytes).map_err(|error| CallError::Json(error.to_string()));
-    let value = match size <= SMALL {
-        true => parse(),
-        false => panics::block_for_request(parse).await.map_err(|_| CallError::Internal)?,
-    };
-    Ok(Received { value: value?, share, bytes: size })
+    Ok(UnparsedBody { text: BodyText::Json(bytes.into()), share })
 }
 
 /// Reads a bounded part of a body that is not needed, so that its sender reads the answer.
@@ -193,19 +281,34 @@ fn broken() -> CallError {
 }
 
 /// Query parameters as strings, or as JSON if they look like it: some clients send lists that way.
-pub(super) fn from_query(query: &str) -> Value {
-    let pairs: Vec<(String, String)> =
-        axum::extract::Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
-            .map(|axum::extract::Query(pairs)| pairs)
-            .unwrap_or_default();
-    let fields = pairs.into_iter().map(|(name, text)| {
-        let value = match text.as_bytes().first() {
-            Some(b'[' | b'{') => serde_json::from_str(&text).unwrap_or(Value::String(text)),
-            _ => Value::String(text),
+fn from_query(query: &str) -> Value {
+    let fields = query_parameters(query).into_iter().map(|(name, text)| {
+        let value = match looks_like_json(&text) {
+            true => serde_json::from_str(&text).unwrap_or(Value::String(text)),
+            false => Value::String(text),
         };
         (name, value)
     });
     Value::Object(fields.collect::<Map<_, _>>())
+}
+
+/// The bytes of a query are bounded, but its values may take far more memory.
+fn parsed_size_of_query(query: &str) -> usize {
+    let parameters = query_parameters(query);
+    let json = parameters.iter().filter(|(_, text)| looks_like_json(text));
+    let values: usize = json.map(|(_, text)| parsed_size(text.as_bytes())).sum();
+    query.len() + size_of_texts(parameters.len()) + values
+}
+
+fn looks_like_json(text: &str) -> bool {
+    text.starts_with(['[', '{'])
+}
+
+/// Decoded, in the order of the query.
+pub(super) fn query_parameters(query: &str) -> Vec<(String, String)> {
+    axum::extract::Query::try_from_uri(&format!("/?{query}").parse().unwrap_or_default())
+        .map(|axum::extract::Query(pairs)| pairs)
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -237,6 +340,43 @@ mod tests {
         assert_eq!(read_for(BodyHolder::App("a".to_owned()), 1, second).await, WHOLE);
         assert_eq!(read_for(BodyHolder::App("a".to_owned()), 1, 60 * second).await, STALLED);
         assert_eq!(read_for(BodyHolder::Peer(net), 5 * 1024, second).await, WHOLE, "it keeps its pace");
+    }
+
+    /// One host each, with the required fields and short texts.
+    #[test]
+    fn the_largest_legal_call_is_within_the_limit() {
+        let request = |number: u32| {
+            format!(
+                r#"{{"meta":{{"namespace":"n","name":"{number}","labels":{{"a":"b"}}}},"op_type":0,"hosts":[{{"ip":"10.0.0.1",
+                "bk_cloud_id":0}}],"spec":{{"identity":{{"proc_name":"a","setup_path":"/","pid_path":"/a","user":"u"}},
+                "control":{{"start_cmd":"a"}},"resource":{{}},"alive_monitor_policy":{{"auto_type":1}}}}}}"#
+            )
+        };
+        let requests: Vec<String> = (0..100_000).map(request).collect();
+        let body = format!(r#"{{"proc_operate_req":[{}]}}"#, requests.join(","));
+        assert!(body.len() <= LARGEST, "{}", body.len());
+        assert!(parsed_size(body.as_bytes()) <= LARGEST_PARSED, "{}", parsed_size(body.as_bytes()));
+    }
+
+    #[tokio::test]
+    async fn values_of_a_caller_take_a_share_and_have_a_limit() {
+        let budgets = BodyBudgets::new();
+        let parse = async |json: String| {
+            let unparsed = UnparsedBody { text: BodyText::Json(json.into()), share: None };
+            unparsed.parse(&budgets, "app").await
+        };
+        let small = parse("{\"a\":[1]}".to_owned()).await.expect("it is small");
+        assert!(small.shares.values.is_none());
+        let large = parse(format!("[{}0]", "[[1]],".repeat(1_000))).await.expect("it fits");
+        assert!(large.shares.values.is_some());
+        let refused = parse(format!("[{}0]", "[[1]],".repeat(LARGEST / 8))).await;
+        assert!(matches!(refused, Err(CallError::TooManyValues { .. })), "{refused:?}");
+
+        let query = format!("a={}", "[".repeat(60_000));
+        let unparsed = UnparsedBody { text: BodyText::Query(query), share: None };
+        assert_eq!(unparsed.login().await.expect("it has none"), Login::default());
+        let parsed = unparsed.parse(&budgets, "app").await.expect("it is a text");
+        assert!(parsed.shares.values.is_some());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The frame around every call: request id, body, login, envelope, metrics.
 
-use super::body::{self, BodyBudgets, Received};
-use super::body_budget::{BodyHolder, BodyShare};
+use super::body::{self, BodyBudgets, BodyShares, ParsedBody};
+use super::body_budget::BodyHolder;
 use super::connections::ConnectionInfo;
 use super::error::CallError;
 use super::family::CallFamily;
@@ -42,7 +42,7 @@ pub(super) struct Call {
     pub(super) headers: HeaderMap,
     /// Released when the call is answered.
     #[expect(dead_code, reason = "it is held, not read")]
-    share: Option<BodyShare>,
+    shares: BodyShares,
 }
 
 /// Limits that keep callers from using more than their share.
@@ -114,10 +114,10 @@ where
     let connection = parts.extensions.get::<ConnectionInfo>().cloned();
     let metrics = services.metrics.clone();
     let answer = async {
-        let (caller, Received { value: body, share, .. }) =
+        let (caller, ParsedBody { value: body, shares }) =
             log_in(&services, api, &limits.budgets, &parts, body, from, connection.as_ref()).await?;
         let (asked, asking) = (services.clone(), caller.clone());
-        let answer = act(Call { api, services, caller, body, named, headers: parts.headers, share }).await;
+        let answer = act(Call { api, services, caller, body, named, headers: parts.headers, shares }).await;
         if let Err(CallError::App(AppError::Denied { reason, .. })) = &answer {
             access::record_denied(&asked, &asking, api, reason).await;
         }
@@ -216,7 +216,7 @@ impl Write for AtMost {
 }
 
 /// Authenticates the caller and reads the request. A login in the header, or in the query of a GET, is
-/// checked before the body is read.
+/// checked before the body is read; a login in the body, before the body is parsed.
 async fn log_in(
     services: &Services,
     api: &'static str,
@@ -225,7 +225,7 @@ async fn log_in(
     body: Body,
     from: IpAddr,
     connection: Option<&ConnectionInfo>,
-) -> Result<(Caller, Received), CallError> {
+) -> Result<(Caller, ParsedBody), CallError> {
     // Before a large body is read: while it arrives, its connection must not be evicted for unauthenticated
     // peers.
     let logged_in = || connection.iter().for_each(|connection| connection.logged_in());
@@ -235,11 +235,12 @@ async fn log_in(
     };
     let checked = match early {
         Ok(None) => {
-            let mut received = body::read(budgets, BodyHolder::Peer(from.into()), parts, body).await?;
-            let caller = login::check(services, api, login::in_fields(&received.value)?, from).await?;
+            let mut unparsed = body::read(budgets, BodyHolder::Peer(from.into()), parts, body).await?;
+            let caller = login::check(services, api, unparsed.login().await?, from).await?;
             logged_in();
-            budgets.move_to(&caller.app, &mut received).await?;
-            return Ok((caller, received));
+            unparsed.move_to(budgets, &caller.app).await?;
+            let parsed = unparsed.parse(budgets, &caller.app).await?;
+            return Ok((caller, parsed));
         }
         Ok(Some(login)) => login::check(services, api, login, from).await,
         Err(unreadable) => Err(unreadable),
@@ -247,8 +248,9 @@ async fn log_in(
     match checked {
         Ok(caller) => {
             logged_in();
-            let received = body::read(budgets, BodyHolder::App(caller.app.clone()), parts, body).await?;
-            Ok((caller, received))
+            let unparsed = body::read(budgets, BodyHolder::App(caller.app.clone()), parts, body).await?;
+            let parsed = unparsed.parse(budgets, &caller.app).await?;
+            Ok((caller, parsed))
         }
         Err(refused) => {
             body::discard(body).await;

@@ -23,6 +23,11 @@ pub(super) enum CallError {
     TooLarge {
         limit: usize,
     },
+    /// The values of the body would take too much memory; an estimate, in bytes.
+    TooManyValues {
+        size: usize,
+        limit: usize,
+    },
     /// There are too many large bodies at once.
     Crowded,
     /// The body arrived so slowly that its share was given to another.
@@ -93,6 +98,16 @@ impl CallError {
                 StatusCode::OK,
                 Code::BeyondLimit,
                 format!("the body is too large: at most {limit} bytes are read"),
+            ),
+            CallError::TooManyValues { size, limit } => (
+                StatusCode::OK,
+                Code::BeyondLimit,
+                format!(
+                    "the body has too many values: they would take about {} MiB of memory, at most {} MiB are allowed; \
+                     send fewer in one call",
+                    size >> 20,
+                    limit >> 20
+                ),
             ),
             CallError::Crowded => (
                 StatusCode::OK,

@@ -17,7 +17,6 @@ use procfleet_core::code::Code;
 use procfleet_core::grants::Rights;
 use procfleet_proto::http::login::{HEADER, Login};
 use procfleet_store::{AppTrust, NewAudit};
-use serde_json::Value;
 use std::net::IpAddr;
 use std::sync::Arc;
 use subtle::ConstantTimeEq;
@@ -31,13 +30,9 @@ pub(super) fn in_header(headers: &HeaderMap) -> Result<Option<Login>, CallError>
 /// The login in the query, where BlueKing's SDK puts it in a GET. Proxies may log a query; this server does
 /// not.
 pub(super) fn in_query(query: &str) -> Result<Option<Login>, CallError> {
-    let login = in_fields(&body::from_query(query))?;
+    let login = Login::from_query(body::query_parameters(query));
+    let login = login.map_err(|bad| CallError::NoLogin(bad.to_string()))?;
     Ok(Some(login).filter(|login| !login.app_code.is_empty()))
-}
-
-/// The login among the request's own fields.
-pub(super) fn in_fields(fields: &Value) -> Result<Login, CallError> {
-    Login::from_fields(fields).map_err(|bad| CallError::NoLogin(bad.to_string()))
 }
 
 pub(super) async fn check(

@@ -14,6 +14,7 @@ mod idempotency;
 mod job;
 mod login;
 mod native;
+mod parsed_size;
 pub(crate) mod port;
 mod requests;
 mod routes;
