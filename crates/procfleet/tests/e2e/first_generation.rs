@@ -164,6 +164,48 @@ fn status_comes_from_the_states_that_agents_push() {
     assert_eq!(call(&up, "get_proc_status_v2", nobody)["proc_infos"], json!([]));
 }
 
+/// One answer may have 48 KiB of labels, so naming its host again must not repeat the answer.
+#[test]
+fn a_host_that_a_query_repeats_is_answered_once() {
+    let up = up();
+    let proc = up.proc("seen").starts(&programs::foreground());
+    let pid = proc.start();
+    proc.row_with_pid(pid);
+    let meta = json!({"namespace": up.namespace, "name": "seen"});
+    let id = up.client.data("/api/v1/agents")[0]["bk_agent_id"].as_str().expect("an id").to_owned();
+    let host = |supplier: u32| json!({"ip": "127.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": supplier});
+    let group = json!([{"id": "g", "resource": {"cpu_pool_limit": 0.0, "mem_pool_limit": 0.0, "cpu_pool_weight": 0, "mem_pool_weight": 0}}]);
+    call(
+        &up,
+        "set_process_group_info",
+        json!({"meta": meta, "hosts": [host(0)], "spec": {"process_group": group}}),
+    );
+    let hosts =
+        json!([host(3), host(3), host(4), {"ip": "127.0.0.9", "bk_cloud_id": 0, "bk_supplier_id": 3}]);
+    let ids = json!([id, id, "0:127.0.0.1", "00:127.0.0.1", "0:127.0.0.1"]);
+    let (here, ids_once) = (json!(["127.0.0.1"]), json!([id, "0:127.0.0.1"]));
+    for (api, targets, list, field, expected) in [
+        ("get_proc_status", json!({"hosts": hosts}), "proc_infos", "ip", &here),
+        ("get_proc_status", json!({"hosts": hosts}), "proc_infos", "bk_supplier_id", &json!([3])),
+        ("get_proc_status_v2", json!({"hosts": hosts}), "proc_infos", "ip", &here),
+        ("get_proc_status_v2", json!({"agent_id_list": ids}), "proc_infos", "bk_agent_id", &ids_once),
+        (
+            "get_process_group_info",
+            json!({"hosts": hosts}),
+            "process_group_infos",
+            "bk_supplier_id",
+            &json!([3]),
+        ),
+    ] {
+        let mut body = targets;
+        body["meta"] = meta.clone();
+        let data = call(&up, api, body);
+        let infos = data[list].as_array().expect("a list");
+        let found: Vec<&Value> = infos.iter().map(|info| &info["host"][field]).collect();
+        assert_eq!(json!(found), *expected, "{api}: {data}");
+    }
+}
+
 #[test]
 fn agents_are_listed_by_id_and_by_host() {
     let up = up();

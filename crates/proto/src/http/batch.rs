@@ -10,12 +10,12 @@ use super::read::Reader;
 use procfleet_core::code::Code;
 use procfleet_core::id::{AgentId, CloudId, Host};
 use procfleet_core::request::{Refusal, Request, Target, UnusableTarget};
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 /// Maximum length of a namespace, a name or a host in a result key.
 pub(super) const LONGEST_NAME: usize = 256;
-/// Maximum number of ops of one call.
+/// Maximum number of ops of one call, and of targets of one query.
 pub const MOST_OPS: usize = 100_000;
 
 /// Whether hosts are named with a `bk_supplier_id`, as the first generation of the API does.
@@ -98,6 +98,25 @@ pub(super) fn read_targets(reader: &Reader<'_>, suppliers: Suppliers, faults: &m
         Ok(host) => read_target(&host, suppliers),
     };
     settle(reader.elements("hosts", faults).into_iter().map(read).collect(), faults)
+}
+
+/// The targets of a query, each once: a repeated one has the same answer, and repeating a large answer would
+/// take memory without a bound.
+pub(super) fn read_query_targets(
+    reader: &Reader<'_>,
+    suppliers: Suppliers,
+    faults: &mut Faults,
+) -> Vec<Target> {
+    let mut targets = read_targets(reader, suppliers, faults);
+    let mut known = HashSet::new();
+    targets.retain(|target| known.insert(target.clone()));
+    if targets.len() > MOST_OPS {
+        let by_agent = !reader.each_text("agent_id_list", &mut Faults::default()).is_empty();
+        let field = if by_agent { "agent_id_list" } else { "hosts" };
+        let reason = format!("names {} targets, at most {MOST_OPS} are allowed in one call", targets.len());
+        faults.add(reader.path(field), reason);
+    }
+    targets
 }
 
 /// `ip_list`, as JOB calls it.

@@ -1,7 +1,7 @@
 //! `set_process_group_info` and `get_process_group_info`: limits for all processes of a namespace together on
 //! a host.
 
-use super::batch::{LONGEST_NAME, Suppliers, finish, read_targets};
+use super::batch::{LONGEST_NAME, Suppliers, finish, read_query_targets, read_targets};
 use super::fault::Faults;
 use super::names::read_name;
 use super::read::{Reader, RequestBody};
@@ -46,7 +46,7 @@ pub fn get_process_group_info<'v>(body: impl Into<RequestBody<'v>>) -> Result<Gr
     let mut faults = Faults::default();
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     let namespace = read_namespace(&reader, &mut faults);
-    let targets = read_targets(&reader, Suppliers::Required, &mut faults);
+    let targets = read_query_targets(&reader, Suppliers::Required, &mut faults);
     if faults.is_empty() { Ok(GroupQuery { namespace, targets }) } else { Err(faults) }
 }
 

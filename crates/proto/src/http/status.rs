@@ -1,7 +1,7 @@
 //! `get_proc_status`, `get_proc_status_v2` and `sync_proc_status`: the last reports of the agents about their
 //! procs.
 
-use super::batch::{Suppliers, read_targets};
+use super::batch::{Suppliers, read_query_targets};
 use super::fault::Faults;
 use super::operate::read_meta;
 use super::read::{Reader, RequestBody};
@@ -38,7 +38,7 @@ pub fn get_proc_status<'v>(
     let Some(reader) = Reader::root(body, &mut faults) else { return Err(faults) };
     // Labels do not filter: nodeman starts a process without labels and queries it with labels.
     let (proc, _labels) = read_meta(&reader, &mut faults);
-    let targets = read_targets(&reader, suppliers, &mut faults);
+    let targets = read_query_targets(&reader, suppliers, &mut faults);
     if faults.is_empty() { Ok(StatusQuery { proc, targets }) } else { Err(faults) }
 }
 
@@ -172,7 +172,29 @@ pub fn proc_info(target: ProcTarget<'_>, report: &ProcReport) -> ProcInfo {
 
 #[cfg(test)]
 mod tests {
+    use super::super::batch::MOST_OPS;
     use super::*;
+    use serde_json::{Value, json};
+
+    fn targets(count: usize, body: impl Fn(usize) -> Value, list: &str) -> Result<usize, String> {
+        let elements: Vec<Value> = (0..count).map(body).collect();
+        let body = json!({"meta": {"namespace": "n", "name": "p"}, list: elements});
+        let read = get_proc_status(&body, Suppliers::None);
+        read.map(|query| query.targets.len()).map_err(|faults| faults.to_string())
+    }
+
+    #[test]
+    fn repeated_targets_count_once_and_others_have_a_bound() {
+        let host = |cloud: usize| json!({"ip": "10.0.0.1", "bk_cloud_id": cloud});
+        let agent = |number: usize| json!(format!("a{number}"));
+        let bound =
+            |list| Err(format!("{list}: names 100001 targets, at most 100000 are allowed in one call"));
+        assert_eq!(targets(MOST_OPS + 1, |_| host(0), "hosts"), Ok(1));
+        assert_eq!(targets(MOST_OPS + 1, |n| host(n % MOST_OPS), "hosts"), Ok(MOST_OPS));
+        assert_eq!(targets(MOST_OPS + 1, host, "hosts"), bound("hosts"));
+        assert_eq!(targets(MOST_OPS + 1, |_| agent(0), "agent_id_list"), Ok(1));
+        assert_eq!(targets(MOST_OPS + 1, agent, "agent_id_list"), bound("agent_id_list"));
+    }
 
     #[test]
     fn the_version_of_a_status_is_the_first_word_with_a_digit() {

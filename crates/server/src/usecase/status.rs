@@ -11,7 +11,9 @@ use std::collections::{HashMap, HashSet};
 use tracing::warn;
 
 /// `get_proc_status` and `get_proc_status_v2`: the known procs, in the order of the targets. A host of
-/// another business counts as one without procs.
+/// another business counts as one without procs. A host is answered once, under the first of
+/// its suppliers in the query, or once by its agent's id and once by `cloud:ip`: these have many spellings,
+/// and each answer may have 48 KiB.
 pub async fn of_targets(
     services: &Services,
     caller: &Caller,
@@ -24,8 +26,13 @@ pub async fn of_targets(
     let found: HashMap<AgentId, (Host, ProcRecord)> =
         there.into_iter().map(|(agent, host, record)| (agent, (host, record))).collect();
     let heard = LastHeardTimes::of(services, found.keys()).await?;
+    let mut answered = HashSet::new();
     let infos = query.targets.iter().zip(&agents).filter_map(|(target, agent)| {
         let agent = agent.as_ref()?;
+        let by_own_id = matches!(target, Target::Agent(asked) if asked == agent);
+        if !answered.insert((agent, by_own_id)) {
+            return None;
+        }
         let supplier = target.supplier();
         let (host, record) = found.get(agent)?;
         let report = heard.confirmed(agent, read(caller, &heard, agent, record)?);
