@@ -22,6 +22,9 @@ use tracing::{debug, warn};
 
 /// Time limit of a TLS handshake. Until it is done, the peer counts as one without a login.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// TCP_USER_TIMEOUT: how long sent bytes may stay unacknowledged, or the peer's receive window closed, before
+/// the kernel closes the connection. Otherwise a peer that does not read keeps its answers in memory.
+const USER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Serves connections until told to stop; returns when the last one has ended.
 pub(crate) async fn serve(
@@ -59,8 +62,10 @@ pub(crate) async fn serve(
         let (router, proxies) = (router.clone(), proxies.clone());
         let (acceptor, stop) = (tls.as_ref().map(|tls| tls.acceptor().clone()), stop.clone());
         connections.spawn(panics::contain(async move {
-            // Answers are written in one piece: Nagle's algorithm would only delay them.
-            let _ = stream.set_nodelay(true);
+            if let Err(error) = set_options(&stream, USER_TIMEOUT) {
+                debug!(%from, %error, "a caller's connection ended early");
+                return;
+            }
             let Some((stream, from)) = find_origin(stream, from, &proxies, &admitted).await else { return };
             let answerer = Answerer { router, from, connection: admitted.connection() };
             tokio::select! {
@@ -73,6 +78,13 @@ pub(crate) async fn serve(
     drop(listener);
     // The caller bounds how long this may take.
     while connections.join_next().await.is_some() {}
+}
+
+fn set_options(stream: &TcpStream, user_timeout: Duration) -> std::io::Result<()> {
+    // Answers are written in one piece: Nagle's algorithm would only delay them.
+    stream.set_nodelay(true)?;
+    let milliseconds = u32::try_from(user_timeout.as_millis()).unwrap_or(u32::MAX);
+    Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, milliseconds)?)
 }
 
 /// Reads the PROXY header where one is due. From here on, the address that it names is the peer's.
@@ -107,5 +119,27 @@ async fn serve_connection(
         Ok(Ok(stream)) => Box::pin(requests::serve(stream, answerer, stop)).await,
         Ok(Err(error)) => debug!(%from, %error, "a caller's TLS handshake failed"),
         Err(_) => debug!(%from, "a caller did not finish its TLS handshake"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use procfleet_testkit::PATIENCE;
+    use std::io::ErrorKind;
+    use tokio::io::AsyncWriteExt;
+
+    /// More than the buffers of both ends hold.
+    const ANSWER: usize = 64 << 20;
+
+    #[tokio::test]
+    async fn the_kernel_ends_a_connection_whose_peer_reads_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let _peer = TcpStream::connect(listener.local_addr().expect("bound")).await.expect("it listens");
+        let (mut stream, _) = listener.accept().await.expect("the peer");
+        set_options(&stream, Duration::from_secs(1)).expect("options of TCP");
+        let written = timeout(PATIENCE, stream.write_all(&vec![0; ANSWER])).await;
+        let ended = written.expect("it ends").expect_err("nobody reads");
+        assert_eq!(ended.kind(), ErrorKind::TimedOut, "{ended}");
     }
 }
