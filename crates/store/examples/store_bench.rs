@@ -254,6 +254,7 @@ fn new_task(hosts: std::ops::Range<u32>) -> NewTask {
             kind: OpKind::Start,
             spec: Some(Arc::new(spec)),
             accounts: procfleet_core::grants::GrantScope::All,
+            within: procfleet_core::grants::GrantScope::All,
         }],
         ops: ops.collect(),
         retry_of: None,

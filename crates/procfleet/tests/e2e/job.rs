@@ -479,6 +479,48 @@ fn a_scope_says_whose_hosts_are_meant() {
     assert!(agent.is_running());
 }
 
+/// The app may use both businesses; the scope is what keeps the call of one away from hosts of the other.
+#[test]
+fn a_retry_stays_within_the_scope_of_its_task() {
+    let up = up();
+    let mut agent = shop_agent(&up);
+    let web = granted_app(&up, "web");
+    let proc = Script::new(&up, "again").script("start.sh", "echo run >> runs; exit 3");
+    let body = |business: u32| {
+        let mut body = proc.body(0);
+        body["bk_biz_id"] = json!(business);
+        body
+    };
+    let retry = |task: &str| {
+        let accepted = web.post(&format!("/api/v1/tasks/{task}/retry"), json!({})).data();
+        accepted["task_id"].as_str().expect("a text").to_owned()
+    };
+    let key = format!("{}:0:127.0.0.1", proc.key());
+    let outcome = |task: &str| {
+        let result = results(&web, task)[&key].clone();
+        (result["error_code"].as_u64(), result["error_msg"].as_str().expect("a text").to_owned())
+    };
+    let outside = (Some(837), "0:127.0.0.1 is outside the scope of the request".to_owned());
+    let first = task(&web.post(&operate_proc(), body(7)));
+    let second = retry(&first);
+    let third = retry(&second);
+    for task in [&first, &second, &third] {
+        assert_eq!(outcome(task), outside, "{task}");
+    }
+    assert_eq!(proc.read("runs"), "");
+
+    let own = task(&web.post(&operate_proc(), body(1)));
+    assert_eq!(outcome(&own).0, Some(65535));
+    assert_eq!(outcome(&retry(&own)).0, Some(65535));
+    assert_eq!(proc.read("runs"), "run\nrun\n", "within its scope it is tried again");
+    // The grants of now count, too.
+    done(up.cli(&["app", "revoke", "web", "--all"]));
+    grant(&up, &web, &["--business", "1", "--namespace", "*", "--op", "*", "--account", "*"]);
+    let denied = web.post(&format!("/api/v1/tasks/{first}/retry"), json!({}));
+    denied.assert_refused(DENIED, &["business 7"]);
+    assert!(agent.is_running());
+}
+
 #[test]
 fn the_job_apis_are_served_on_every_path() {
     let up = up();

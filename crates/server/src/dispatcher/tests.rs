@@ -131,6 +131,7 @@ impl Fixture {
                 kind: OpKind::Query,
                 spec: spec.map(Arc::new),
                 accounts: GrantScope::All,
+                within: GrantScope::All,
             }],
             ops: vec![op; ops],
             retry_of: None,

@@ -31,6 +31,9 @@ const UNKNOWN_POLICY: Duration = Duration::from_secs(300);
 /// For this long the same request with the same request id counts as a repeat.
 const REQUEST_ID_WINDOW: Duration = Duration::from_secs(60);
 
+/// What the reason of an op ends with whose host is outside the businesses that the call named.
+pub(in crate::usecase) const OUTSIDE_SCOPE: &str = "the scope of the request";
+
 /// Creates the task of a call. With a key, the same request of the same app creates one task, however often
 /// it is repeated. `within`: the businesses of the call; hosts of other businesses are outside.
 pub async fn submit(
@@ -230,6 +233,7 @@ async fn prepare(
             kind: request.kind,
             spec: request.spec.map(Arc::new),
             accounts: caller.rights.accounts().clone(),
+            within: within.clone(),
         });
     }
     let audit = NewAudit {
@@ -292,7 +296,7 @@ fn outside(target: &Target, within: &GrantScope<BusinessId>) -> String {
     let businesses = match within {
         GrantScope::All => "the businesses that the app may use",
         // All businesses of the scope were granted, or there would be no task.
-        GrantScope::Only(_) => "the scope of the request",
+        GrantScope::Only(_) => OUTSIDE_SCOPE,
     };
     format!("{target} is outside {businesses}")
 }

@@ -4,7 +4,7 @@ use super::NewAudit;
 use crate::clock::ClockMark;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::request::Target;
-use procfleet_core::{AgentId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
+use procfleet_core::{AgentId, BusinessId, Code, OpId, OpKind, Outcome, ProcKey, Spec, TaskId};
 use procfleet_proto::http::query::TaskProgress;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -20,6 +20,10 @@ pub struct RequestHead {
     /// all accounts.
     #[serde(default = "GrantScope::all", skip_serializing_if = "GrantScope::is_all")]
     pub accounts: GrantScope<String>,
+    /// The businesses that the call named, so that a retry stays within them. Absent in tasks of earlier
+    /// versions: all businesses.
+    #[serde(default = "GrantScope::all", skip_serializing_if = "GrantScope::is_all")]
+    pub within: GrantScope<BusinessId>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

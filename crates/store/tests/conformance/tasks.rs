@@ -12,6 +12,7 @@ async fn a_task_reads_back_as_it_was_written(engine: TestEngine) {
         kind: OpKind::Query,
         spec: None,
         accounts: GrantScope::All,
+        within: GrantScope::Only(BTreeSet::from([BusinessId(1), BusinessId(7)])),
     });
     new.ops[1].request = 1;
     new.ops.push(NewOp {

@@ -78,6 +78,7 @@ fn new_task(agents: &[&str]) -> NewTask {
             kind: OpKind::Start,
             spec: Some(Arc::new(spec)),
             accounts: GrantScope::All,
+            within: GrantScope::All,
         }],
         ops: ops.collect(),
         retry_of: None,
