@@ -349,6 +349,52 @@ fn null_does_not_stand_for_every_host_or_for_real() {
     }
 }
 
+/// Each term, name and host of a selection costs the server much more than its bytes in the body.
+#[test]
+fn the_terms_names_and_hosts_of_a_selection_are_bounded() {
+    let many = |count: usize, one: Value| Value::Array(vec![one; count]);
+    let host = json!({"ip": "10.0.0.1", "bk_cloud_id": 0});
+    for (field, most, one, reason) in [
+        ("select", 900, json!("10.0.0.1"), "select: has 901 elements, at most 900 are allowed in one call"),
+        ("names", 10_000, json!("api"), "names: has 10001 elements, at most 10000 are allowed in one call"),
+        ("names", 99, json!("a*"), "names: has 101 names with * or ?, at most 100 are allowed in one call"),
+        ("hosts", 100_000, host, "hosts: has 100001 elements, at most 100000 are allowed in one call"),
+        (
+            "agent_id_list",
+            100_000,
+            json!("a1"),
+            "agent_id_list: has 100001 elements, at most 100000 are allowed in one call",
+        ),
+    ] {
+        let mut body = json!({"meta": {"namespace": "web", "name": "web*"}, "op_type": 1});
+        body[field] = many(most, one.clone());
+        operate::operate_selected(&body).expect("as many as are allowed");
+        body[field] = many(most + 1, one);
+        let faults = operate::operate_selected(&body).expect_err(field).to_string();
+        assert_eq!(faults, reason);
+    }
+    let query =
+        |terms: usize| procfleet_proto::http::query::agents(&json!({"select": vec!["a1"; terms].join(",")}));
+    assert_eq!(query(900).expect("as many as are allowed").select.len(), 900);
+    let faults = query(901).expect_err("one more").to_string();
+    assert_eq!(faults, "select: has 901 terms, at most 900 are allowed");
+}
+
+#[test]
+fn each_name_of_a_selection_is_checked_like_the_first() {
+    let body =
+        |name: &str| json!({"meta": {"namespace": "web", "name": "api"}, "op_type": 1, "names": [name]});
+    operate::operate_selected(&body(&"x".repeat(256))).expect("a name");
+    for (name, reason) in [
+        ("x".repeat(257).as_str(), "names[0]: has 257 characters, at most 256 are allowed"),
+        ("a\nb", "names[0]: contains a control character"),
+        (" ", "names[0]: must not be empty"),
+    ] {
+        let faults = operate::operate_selected(&body(name)).expect_err("a fault").to_string();
+        assert_eq!(faults, reason);
+    }
+}
+
 #[test]
 fn every_name_of_a_call_is_checked() {
     let body = |names: Value| json!({"meta": {"namespace": "web", "name": "api"}, "op_type": 1, "names": names, "select": ["all"]});

@@ -5,6 +5,11 @@ use super::batch::LONGEST_NAME;
 use super::fault::Faults;
 use super::read::Reader;
 
+/// Maximum number of `names`. Each is looked for on its own.
+const MOST_NAMES: usize = 10_000;
+/// Maximum number of names that are globs. Each reads all procs of the namespace.
+const MOST_GLOBS: usize = 100;
+
 /// A required name.
 pub(super) fn read_name(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> String {
     let name = reader.required_text(field, LONGEST_NAME, faults);
@@ -14,10 +19,22 @@ pub(super) fn read_name(reader: &Reader<'_>, field: &str, faults: &mut Faults) -
     name
 }
 
-/// The names of an optional list. Each may be a glob.
-pub(super) fn read_names(reader: &Reader<'_>, field: &str, faults: &mut Faults) -> Vec<String> {
-    let mut names = Vec::new();
-    for (path, name) in reader.texts(field, faults) {
+/// The optional `names`, which go on after the first name. Each may be a glob.
+pub(super) fn read_names(reader: &Reader<'_>, first: &str, faults: &mut Faults) -> Vec<String> {
+    const FIELD: &str = "names";
+    if !reader.at_most(FIELD, MOST_NAMES, faults) {
+        return Vec::new();
+    }
+    let texts = reader.texts(FIELD, faults);
+    let names = std::iter::once(first).chain(texts.iter().map(|(_, name)| *name));
+    let globs = names.filter(|name| is_glob(name)).count();
+    if globs > MOST_GLOBS {
+        let reason = format!("has {globs} names with * or ?, at most {MOST_GLOBS} are allowed in one call");
+        faults.add(reader.path(FIELD), reason);
+        return Vec::new();
+    }
+    let mut names = Vec::with_capacity(texts.len());
+    for (path, name) in texts {
         let length = name.chars().count();
         if name.trim().is_empty() {
             faults.add(path.clone(), "must not be empty");
@@ -31,6 +48,11 @@ pub(super) fn read_names(reader: &Reader<'_>, field: &str, faults: &mut Faults) 
         names.push(name.to_owned());
     }
     names
+}
+
+/// Whether the name means all procs that match it.
+pub fn is_glob(name: &str) -> bool {
+    name.contains(['*', '?'])
 }
 
 const CONTROL_CHARACTER: &str = "contains a control character";

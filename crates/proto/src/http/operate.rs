@@ -1,8 +1,11 @@
 //! `operate_proc_v2` and `operate_proc_multi`.
 
-use super::batch::{LONGEST_NAME, ReadElement, Suppliers, finish, read_host, read_targets, sort_out};
+use super::batch::{
+    LONGEST_NAME, MOST_OPS, ReadElement, Suppliers, finish, read_host, read_targets, sort_out,
+};
 use super::fault::{Faults, Warnings};
 use super::login;
+pub use super::names::is_glob;
 use super::names::{read_name, read_names};
 use super::read::{Reader, RequestBody};
 use super::record::Recorder;
@@ -32,6 +35,8 @@ pub(super) const LONGEST_WAIT: i64 = 86_400;
 pub(super) const LONGEST_CYCLE: i64 = 31_536_000;
 /// More than an hour, at one sample every 5 s.
 const MOST_SAMPLES: i64 = 1_000;
+/// Maximum number of terms of a selection. SQLite refuses an expression that is nested 1,000 deep.
+pub(super) const MOST_TERMS: usize = 900;
 /// The operations that a caller may ask for.
 pub const OP_TYPES: [i64; 8] = [0, 1, 2, 3, 4, 7, 8, 9];
 /// The operations of our own API, which includes unregister.
@@ -170,7 +175,7 @@ pub fn operate_selected<'v>(body: impl Into<RequestBody<'v>>) -> Result<Selected
         for field in ["select", "hosts", "agent_id_list", "dry_run"] {
             reader.refuse_null(field, &mut faults);
         }
-        let names = read_names(&reader, "names", &mut faults);
+        let names = read_names(&reader, &proc.name, &mut faults);
         let targets = read_operate_targets(&reader, &mut faults);
         let sending = if reader.flag("dry_run", &mut faults) { Sending::DryRun } else { Sending::ForReal };
         reader.only(&known, &login::FIELDS, &mut faults);
@@ -207,6 +212,11 @@ fn read_change(reader: &Reader<'_>, has_spec: bool, faults: &mut Faults) -> Vec<
 
 fn read_operate_targets(reader: &Reader<'_>, faults: &mut Faults) -> OperateTargets {
     const FIELDS: [&str; 3] = ["select", "hosts", "agent_id_list"];
+    let within = [("select", MOST_TERMS), ("agent_id_list", MOST_OPS), ("hosts", MOST_OPS)]
+        .map(|(field, most)| reader.at_most(field, most, faults));
+    if within.contains(&false) {
+        return OperateTargets::HostsOfProc;
+    }
     let mut select = Vec::new();
     for (path, text) in reader.texts("select", faults) {
         match text.parse() {

@@ -6,6 +6,7 @@ use super::cursor::{AgentCursor, AgentOrder, LONGEST_CURSOR, ProcCursor, ProcOrd
 use super::fault::Faults;
 use super::manage::read;
 use super::native::ProcState;
+use super::operate::MOST_TERMS;
 use super::read::{Reader, RequestBody};
 use procfleet_core::id::{BusinessId, CloudId, Host, TaskId};
 use procfleet_core::select::Term;
@@ -301,7 +302,12 @@ fn one_of<T: Copy>(
 fn select(reader: &Reader<'_>, faults: &mut Faults) -> Vec<Term> {
     let terms = reader.text("select", LONGEST_SELECTION, faults);
     let mut select = Vec::new();
-    for term in terms.split(',').map(str::trim).filter(|term| !term.is_empty()) {
+    let terms: Vec<&str> = terms.split(',').map(str::trim).filter(|term| !term.is_empty()).collect();
+    if terms.len() > MOST_TERMS {
+        faults.add("select", format!("has {} terms, at most {MOST_TERMS} are allowed", terms.len()));
+        return select;
+    }
+    for term in terms {
         match term.parse() {
             Ok(term) => select.push(term),
             Err(reason) => faults.add("select", format!("{reason}")),

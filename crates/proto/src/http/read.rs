@@ -318,6 +318,17 @@ impl<'v> Reader<'v> {
         }
     }
 
+    /// A list of more elements is a fault. Returns whether it may be read: each element of it may cost more
+    /// than it takes to send.
+    pub fn at_most(&self, field: &str, most: usize, faults: &mut Faults) -> bool {
+        let length = self.get(field).and_then(Value::as_array).map_or(0, Vec::len);
+        if length > most {
+            let reason = format!("has {length} elements, at most {most} are allowed in one call");
+            faults.add(self.path(field), reason);
+        }
+        length <= most
+    }
+
     fn list(&self, field: &str, faults: &mut Faults) -> &'v [Value] {
         match self.get(field) {
             None => &[],

@@ -213,6 +213,14 @@ async fn a_selection_means_the_same_in_sql(engine: TestEngine) {
         ["a1", "none", "role=x", "10.0.*"].map(|term| term.parse().expect("a term")).into();
     let usable = AgentFilter::usable(&GrantScope::All);
     assert_eq!(store.terms_without_agents(usable, terms).await.expect("no error"), [1, 2]);
+    // As many as a call may have, of each kind: SQLite bounds the depth of an expression.
+    for term in ["10.0.0.0/8", "3:10.0.0.0-10.0.0.255", "a*", "a1", "role=*"] {
+        let terms: Vec<Term> = vec![term.parse().expect("a term"); 900];
+        let filter = AgentFilter { select: terms.clone(), ..AgentFilter::usable(&GrantScope::All) };
+        assert!(!store.hosts_of_agents(filter, 100).await.expect("no error").is_empty(), "{term}");
+        let usable = AgentFilter::usable(&GrantScope::All);
+        assert_eq!(store.terms_without_agents(usable, terms).await.expect("no error"), [0_usize; 0]);
+    }
 }
 
 on_each_engine!(pages_of_agents_neither_repeat_nor_lose_a_row_while_agents_join);
