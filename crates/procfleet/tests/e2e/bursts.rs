@@ -129,6 +129,85 @@ fn a_task_that_is_larger_than_the_bound_is_taken_when_nothing_else_is_open() {
     procs.iter().for_each(|proc| proc.wait_for_runs(1));
 }
 
+/// The server's largest use of memory so far, in MiB.
+fn peak_mib(up: &Up) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", up.pid())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a kernel with VmHWM");
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number") / 1024
+}
+
+/// Each proc of a call has its own spec: 200 MiB, from a body of 100 KiB.
+#[test]
+fn a_large_spec_for_many_procs_is_refused_before_it_is_copied() {
+    let up = Up::start(env!("CARGO_BIN_EXE_procfleet"));
+    let before = peak_mib(&up);
+    let names: Vec<String> = (0..5_000).map(|number| format!("p{number}")).collect();
+    let mut body = up.proc("p").body(Op::Start);
+    body["names"] = json!(names);
+    body["spec"]["control"]["start_cmd"] = json!("x".repeat(30_000));
+    body["spec"]["control"]["stop_cmd"] = json!("x".repeat(15_000));
+    for dry_run in [true, false] {
+        body["dry_run"] = json!(dry_run);
+        let refused = up.client.post("/api/v1/operate", body.clone());
+        refused.assert_refused(1_000_811, &["spec: has ", "5001 processes", "Send fewer processes"]);
+    }
+    // Names and hosts multiply, too.
+    let hosts: Vec<Value> = (0..50_000_u32)
+        .map(|number| json!({"ip": std::net::Ipv4Addr::from(0x0a00_0000 + number).to_string(), "bk_cloud_id": 0}))
+        .collect();
+    body["hosts"] = json!(hosts);
+    up.client
+        .post("/api/v1/operate", body.clone())
+        .assert_refused(1_000_811, &["more than 100000 operations"]);
+    assert!(peak_mib(&up) < before + 150, "{} MiB after {before} MiB", peak_mib(&up));
+
+    // A few procs with a large spec, and many with a usual one.
+    body["hosts"] = json!([{"ip": "127.0.0.1", "bk_cloud_id": 0}]);
+    body["dry_run"] = json!(true);
+    let counted = |body: &Value| {
+        up.client.post("/api/v1/operate", body.clone()).data()["procs"].as_array().map(Vec::len)
+    };
+    let mut few = body.clone();
+    few["names"] = json!(names[..1_000]);
+    assert_eq!(counted(&few), Some(1_001));
+    body["spec"]["control"]["start_cmd"] = json!("x".repeat(1_000));
+    body["spec"]["control"]["stop_cmd"] = json!("x".repeat(1_000));
+    assert_eq!(counted(&body), Some(5_001));
+}
+
+/// 50 long faults of one element, on 20,000 hosts: 600 MiB of reasons, from a body of 1 MiB.
+#[test]
+fn the_reason_of_a_refused_element_is_cut_where_many_hosts_have_it() {
+    let up = Up::start(env!("CARGO_BIN_EXE_procfleet"));
+    let good = up.proc("good").starts("true").policy("auto_type", 2);
+    let before = peak_mib(&up);
+    for (hosts, longest) in [(1_u32, 2_048), (20_000, 838)] {
+        let mut bad = up.proc("bad").body(Op::Start);
+        for number in 0..50 {
+            bad["meta"]["labels"][format!("{number:0>590}")] = json!([]);
+        }
+        let ip = |number: u32| std::net::Ipv4Addr::from(0x0a00_0000 + number).to_string();
+        bad["hosts"] = (0..hosts).map(|number| json!({"ip": ip(number), "bk_cloud_id": 0})).collect();
+        let body = json!({"proc_operate_req": [good.body(Op::Start), bad]});
+        let task = up.client.post(MULTI, body).task();
+        // The first page: all results of the larger task are more than the client of the tests reads.
+        let page = up.client.data(&format!("/api/v1/tasks/{task}?state=failed&limit=1"));
+        let refused = &page["ops"][0];
+        assert_eq!(
+            (&refused["target"], &refused["error_code"]),
+            (&json!("0:10.0.0.0"), &json!(811)),
+            "{refused}"
+        );
+        let message = refused["error_msg"].as_str().expect("a text");
+        assert!(
+            message.starts_with("proc_operate_req[1].meta.labels.000") && message.ends_with('…'),
+            "{message}"
+        );
+        assert_eq!(message.len(), longest);
+    }
+    assert!(peak_mib(&up) < before + 300, "{} MiB after {before} MiB", peak_mib(&up));
+}
+
 /// A repeat needs no capacity. A new request under the key is still refused as another request.
 #[test]
 fn a_repeat_under_its_key_gets_its_task_while_new_tasks_are_refused() {

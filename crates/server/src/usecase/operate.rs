@@ -2,6 +2,7 @@
 //!
 //! A call with an idempotency key creates one task, however often it is repeated.
 
+use super::support::size::{json_bytes, shortened};
 use super::{AppError, Caller, Services, access};
 use crate::backlog::{BacklogShare, Load};
 use crate::dispatcher::DispatcherMessage;
@@ -16,6 +17,7 @@ use procfleet_core::request::{Refusal, Request, Target};
 use procfleet_core::spec::Policy;
 use procfleet_failpoint::{Point, hit};
 use procfleet_program::panics;
+use procfleet_proto::http::fault::Faults;
 use procfleet_store::clock::{ClockReading, WallMs};
 use procfleet_store::{
     FoundTarget, KeyKind, NewAudit, NewOp, NewTask, RequestHead, Submission, SubmissionKey, Submitted,
@@ -30,6 +32,16 @@ const SLACK: Duration = Duration::from_secs(10);
 const UNKNOWN_POLICY: Duration = Duration::from_secs(300);
 /// For this long the same request with the same request id counts as a repeat.
 const REQUEST_ID_WINDOW: Duration = Duration::from_secs(60);
+
+/// Maximum bytes of the specs, accounts and businesses of one task.
+const LARGEST_TASK: usize = 256 << 20;
+/// Maximum bytes of the reason of an op that ends at once. A reason may quote the request 50 times, and each
+/// op of an invalid request has a copy.
+const LONGEST_REASON: usize = 2_048;
+/// This much of each reason is kept, however many ops end at once.
+const SHORTEST_REASON: usize = 256;
+/// Bytes of the reasons of one task together, above which each of them is shortened.
+const REASONS: usize = 16 << 20;
 
 /// What the reason of an op ends with whose host is outside the businesses that the call named.
 pub(in crate::usecase) const OUTSIDE_SCOPE: &str = "the scope of the request";
@@ -191,16 +203,22 @@ async fn prepare(
     {
         return Err(AppError::DiskFull(refused.kind));
     }
+    let load = load(&requests);
+    check_size(requests.len(), load.bytes, json_bytes(&(caller.rights.accounts(), within)))?;
     // Before anything is built from the requests: a waiting call holds no more than its requests.
-    let share = services.backlog.take(&caller.app, load(&requests)).await.map_err(AppError::Full)?;
+    let share = services.backlog.take(&caller.app, load).await.map_err(AppError::Full)?;
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
     let found = services.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
+    let longest_reason = longest_reason(ended_at_once(&requests, &found));
     let mut found = found.into_iter();
     let accepted = services.clock.reading();
     let created_at = accepted.wall;
     let summary = summary(&requests);
     let (mut heads, mut ops) = (Vec::new(), Vec::new());
-    for (index, request) in requests.into_iter().enumerate() {
+    for (index, mut request) in requests.into_iter().enumerate() {
+        if let Some(refused) = &mut request.refused {
+            refused.reason = shortened(std::mem::take(&mut refused.reason), longest_reason);
+        }
         let budget = match &request.spec {
             Some(spec) if spec.change.is_empty() => request.kind.budget(&spec.policy),
             // Only the agent knows the times that the spec does not change.
@@ -215,7 +233,7 @@ async fn prepare(
                 (_, Some(Refusal { code, reason }), _) => (None, Some((*code, reason.clone()))),
                 (_, None, Target::Unusable(unusable)) => {
                     let reason = format!("Can not find Agent by ip {target}: {}", unusable.reason);
-                    (None, Some((Code::NoAgent, reason)))
+                    (None, Some((Code::NoAgent, shortened(reason, longest_reason))))
                 }
                 (Some(FoundTarget::Agent(agent)), None, _) => (Some(agent), None),
                 (Some(FoundTarget::Outside), None, _) => {
@@ -261,29 +279,44 @@ async fn prepare(
     Ok((task, share))
 }
 
+/// The number of ops that end without an agent. `found` has an element for each target.
+fn ended_at_once(requests: &[Request], found: &[FoundTarget]) -> usize {
+    let targets = requests.iter().flat_map(|request| {
+        request
+            .targets
+            .iter()
+            .map(|target| request.refused.is_some() || matches!(target, Target::Unusable(_)))
+    });
+    let ended = targets.zip(found).filter(|(refused, found)| *refused || **found == FoundTarget::Outside);
+    ended.count()
+}
+
 /// Capacity that the requests hold until their ops have ended.
 fn load(requests: &[Request]) -> Load {
     let specs = requests.iter().filter_map(|request| request.spec.as_ref());
-    let bytes = specs.map(|spec| {
-        let mut size = ByteCounter(0);
-        serde_json::to_writer(&mut size, spec).expect("a spec is always JSON");
-        size.0
-    });
-    Load { ops: requests.iter().map(|request| request.targets.len()).sum(), bytes: bytes.sum() }
+    let bytes = specs.map(json_bytes).sum();
+    Load { ops: requests.iter().map(|request| request.targets.len()).sum(), bytes }
 }
 
-/// Counts the bytes of a text without keeping it.
-struct ByteCounter(usize);
-
-impl std::io::Write for ByteCounter {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0 += bytes.len();
-        Ok(bytes.len())
+/// Checks what the task stores of its requests: each has a copy of the app's accounts and of the call's
+/// businesses beside its spec.
+fn check_size(requests: usize, specs: usize, scopes: usize) -> Result<(), Faults> {
+    let bytes = requests.saturating_mul(scopes).saturating_add(specs);
+    if bytes <= LARGEST_TASK {
+        return Ok(());
     }
+    let reason = format!(
+        "its {requests} processes need {} MiB, with their specs and with the businesses and accounts that each \
+         may use: at most {} MiB are allowed in one call. Send fewer processes in each call",
+        bytes.div_ceil(1 << 20),
+        LARGEST_TASK >> 20
+    );
+    Err(Faults::one("", reason))
+}
 
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+/// Maximum bytes of the reason of each of this many ops that end at once.
+fn longest_reason(ended: usize) -> usize {
+    (REASONS / ended.max(1)).clamp(SHORTEST_REASON, LONGEST_REASON)
 }
 
 /// Outcomes of the ops that were ended from the start.
@@ -317,4 +350,32 @@ fn summary(requests: &[Request]) -> String {
 
 fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_count_once_for_each_request() {
+        for (requests, specs, scopes, fits) in [
+            (100_000, 100_000 * 2_048, 30, true),
+            (1, LARGEST_TASK - 30, 30, true),
+            (1, LARGEST_TASK, 30, false),
+            (100_000, 0, 5_000, false),
+            (usize::MAX, 0, 30, false),
+        ] {
+            let checked = check_size(requests, specs, scopes);
+            assert_eq!(checked.is_ok(), fits, "{requests} requests: {checked:?}");
+        }
+        let reason = check_size(100_000, 0, 5_000).expect_err("it is too large").to_string();
+        assert!(reason.starts_with("its 100000 processes need 477 MiB"), "{reason}");
+    }
+
+    #[test]
+    fn reasons_are_shorter_where_there_are_many() {
+        for (ended, longest) in [(0, 2_048), (1, 2_048), (8_192, 2_048), (16_384, 1_024), (100_000, 256)] {
+            assert_eq!(longest_reason(ended), longest);
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Resolves the hosts and procs of a request. The task is sent to these, whatever changes afterwards.
 
+use super::support::size::json_bytes;
 use super::{AppError, Caller, Services};
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{AgentId, Host, ProcKey};
@@ -8,16 +9,25 @@ use procfleet_core::select::{Term, glob};
 use procfleet_core::spec::Spec;
 use procfleet_proto::http::batch::MOST_OPS;
 use procfleet_proto::http::fault::Faults;
-use procfleet_proto::http::operate::{OperateTargets, Selected};
+use procfleet_proto::http::operate::{OperateTargets, Selected, is_glob};
 use procfleet_store::{AgentFilter, FoundTarget, ProcFilter};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// Terms of one read. Each may read all agents, and the other reads of the store wait for a free connection.
+const TERMS_OF_A_READ: usize = 16;
+/// Maximum bytes of the specs of one call, counted for each of its procs: each proc has its own copy.
+const LARGEST_COPIES: usize = 64 << 20;
 
 /// The selected hosts of the caller's businesses that are not revoked, connected or not, ordered by address.
 /// A term that selects none is a fault.
 pub async fn hosts(services: &Services, caller: &Caller, terms: &[Term]) -> Result<Vec<Host>, AppError> {
     let usable = AgentFilter::usable(caller.rights.businesses());
     let mut faults = Faults::default();
-    let unmatched = services.store.terms_without_agents(usable.clone(), terms.to_vec()).await?;
+    let mut unmatched = Vec::new();
+    for (part, terms) in terms.chunks(TERMS_OF_A_READ).enumerate() {
+        let without = services.store.terms_without_agents(usable.clone(), terms.to_vec()).await?;
+        unmatched.extend(without.into_iter().map(|index| part * TERMS_OF_A_READ + index));
+    }
     if !unmatched.is_empty() {
         let agents = services.store.count_agents(usable.clone()).await?;
         for index in unmatched {
@@ -55,8 +65,10 @@ pub async fn requests(
         OperateTargets::Targets(targets) => Some(targets),
         OperateTargets::HostsOfProc => None,
     };
+    let mut seen = HashSet::new();
     let patterns: Vec<(String, &str)> = std::iter::once(("meta.name".to_owned(), request.proc.name.as_str()))
         .chain(names.iter().enumerate().map(|(index, name)| (format!("names[{index}]"), name.as_str())))
+        .filter(|(_, pattern)| seen.insert(*pattern))
         .collect();
     let needs_known = targets.is_none() || patterns.iter().any(|(_, pattern)| is_glob(pattern));
     let known = match needs_known {
@@ -65,26 +77,32 @@ pub async fn requests(
         }
         false => KnownProcs::default(),
     };
-    let mut meant: BTreeMap<String, BTreeSet<Target>> = BTreeMap::new();
+    let mut meant = MeantProcs::default();
     let mut faults = Faults::default();
     for (path, pattern) in patterns {
         match &targets {
-            Some(targets) if !is_glob(pattern) => {
-                meant.entry(pattern.to_owned()).or_default().extend(targets.iter().cloned());
-            }
+            Some(targets) if !is_glob(pattern) => meant.add(pattern.to_owned(), targets.iter().cloned()),
             Some(_) | None => match known.matching(&request.proc.namespace, pattern) {
-                Ok(found) => {
-                    for (name, targets) in found {
-                        meant.entry(name).or_default().extend(targets);
-                    }
-                }
+                Ok(found) => found.into_iter().for_each(|(name, targets)| meant.add(name, targets)),
                 Err(reason) => faults.add(path, reason),
             },
         }
+        // Not after the loop: a few names and hosts can mean more than fits into memory.
+        if meant.ops > MOST_OPS {
+            faults.add("", format!("means more than {MOST_OPS} operations, which is the most in one call"));
+            break;
+        }
     }
-    let ops: usize = meant.values().map(BTreeSet::len).sum();
-    if ops > MOST_OPS {
-        faults.add("", format!("means more than {MOST_OPS} operations, which is the most in one call"));
+    let meant = meant.procs;
+    let bytes = request.spec.as_ref().map_or(0, json_bytes);
+    if bytes.saturating_mul(meant.len()) > LARGEST_COPIES {
+        let reason = format!(
+            "has {bytes} bytes and is sent for {} processes, of which each has a copy: at most {} MiB are allowed \
+             in one call. Send fewer processes in each call",
+            meant.len(),
+            LARGEST_COPIES >> 20
+        );
+        faults.add("spec", reason);
     }
     if !faults.is_empty() {
         return Err(faults.into());
@@ -105,6 +123,23 @@ fn named_as(mut spec: Spec, first: &str, proc: &ProcKey) -> Spec {
         spec.identity.proc_name = proc.whole().0.name;
     }
     spec
+}
+
+/// The procs that a call means, and their targets.
+#[derive(Default)]
+struct MeantProcs {
+    procs: BTreeMap<String, BTreeSet<Target>>,
+    /// The number of targets of all procs.
+    ops: usize,
+}
+
+impl MeantProcs {
+    fn add(&mut self, name: String, targets: impl IntoIterator<Item = Target>) {
+        let own = self.procs.entry(name).or_default();
+        let before = own.len();
+        own.extend(targets);
+        self.ops += own.len() - before;
+    }
 }
 
 /// The procs of a namespace that are known where a request may go.
@@ -147,7 +182,8 @@ impl KnownProcs {
             ..KnownProcs::default()
         };
         let mut found: BTreeMap<(AgentId, String), Host> = BTreeMap::new();
-        for (_, pattern) in patterns {
+        // On given hosts only globs are looked for: a name is operated there, known or not.
+        for (_, pattern) in patterns.iter().filter(|(_, pattern)| within.is_none() || is_glob(pattern)) {
             let among = named.as_ref().map(|named| named.keys().cloned().collect());
             let filter = ProcFilter {
                 // A revoked agent is selected only by its name.
@@ -216,8 +252,4 @@ impl KnownProcs {
         };
         Ok(vec![(pattern.to_owned(), targets)])
     }
-}
-
-fn is_glob(pattern: &str) -> bool {
-    pattern.contains(['*', '?'])
 }

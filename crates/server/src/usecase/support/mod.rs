@@ -3,4 +3,5 @@
 pub mod access;
 pub(crate) mod peer_fault;
 pub mod scope;
+pub(super) mod size;
 pub(super) mod store_fault;
