@@ -10,6 +10,7 @@ pub mod clock;
 pub mod config;
 pub mod dispatcher;
 mod durably;
+pub mod ended_ops;
 pub mod events;
 pub mod files;
 mod handshake;
@@ -35,6 +36,7 @@ use crate::backlog::Backlog;
 use crate::clock::Clock;
 use crate::config::{ServerSettings, StoreLocation};
 use crate::dispatcher::Dispatcher;
+use crate::ended_ops::EndedOps;
 use crate::events::EventNotifier;
 use crate::http::TlsError;
 use crate::http::tls::ApiTls;
@@ -262,6 +264,7 @@ impl Server {
             store,
             dispatcher,
             backlog,
+            ended_ops: EndedOps::default(),
             clock,
             presences,
             ca,

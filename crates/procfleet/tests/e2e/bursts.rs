@@ -208,6 +208,37 @@ fn the_reason_of_a_refused_element_is_cut_where_many_hosts_have_it() {
     assert!(peak_mib(&up) < before + 300, "{} MiB after {before} MiB", peak_mib(&up));
 }
 
+/// They are never open, but the store keeps them.
+#[test]
+fn ops_without_an_agent_are_bounded_for_each_app() {
+    const KEY: &str = "Idempotency-Key: nowhere-1\r\n";
+    let up = Up::start(env!("CARGO_BIN_EXE_procfleet"));
+    let good = up.proc("good").starts("echo run >> runs").policy("auto_type", 2);
+    let to = |hosts: u32| {
+        let ip = |number: u32| std::net::Ipv4Addr::from(0x0a00_0000 + number).to_string();
+        let mut bad = good.body(Op::Query);
+        bad["hosts"] = (0..hosts).map(|number| json!({"ip": ip(number), "bk_cloud_id": 0})).collect();
+        json!({"proc_operate_req": [bad]})
+    };
+    let (_, first) = call_with(&up, KEY, &to(100_000));
+    assert_eq!(first["code"], 0, "{first}");
+    for _ in 0..2 {
+        wait_until(PATIENCE * 3, "it is accepted", || call(&up, &to(100_000)).1["code"] == 0);
+    }
+    let before = task_count(&up);
+    let (head, answer) = call(&up, &to(100_000));
+    assert!(head.starts_with("HTTP/1.1 503") && head.contains("\r\nretry-after: "), "{head}");
+    assert_eq!(answer["code"], 1000121, "{answer}");
+    let message = answer["message"].as_str().expect("a text");
+    assert!(message.contains("ended without reaching an agent"), "{message}");
+    assert_eq!(task_count(&up), before, "nothing of a refused task is stored");
+    let (_, repeat) = call_with(&up, KEY, &to(100_000));
+    assert_eq!((&repeat["code"], &repeat["data"]), (&json!(0), &first["data"]));
+    // Calls that reach an agent are not concerned.
+    assert_eq!(call(&up, &body(std::slice::from_ref(&good))).1["code"], 0);
+    good.wait_for_runs(1);
+}
+
 /// A repeat needs no capacity. A new request under the key is still refused as another request.
 #[test]
 fn a_repeat_under_its_key_gets_its_task_while_new_tasks_are_refused() {

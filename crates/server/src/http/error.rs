@@ -7,6 +7,7 @@
 use super::family::CallFamily;
 use super::idempotency;
 use crate::backlog::{self, Full};
+use crate::ended_ops::TooManyEnded;
 use crate::usecase::AppError;
 use axum::http::StatusCode;
 use procfleet_core::code::Code;
@@ -83,6 +84,7 @@ impl CallError {
                 ),
             )
             | CallError::Crowded => Some(backlog::RETRY_AFTER),
+            CallError::App(AppError::TooManyEnded(TooManyEnded(wait))) => Some(whole_seconds(*wait)),
             _ => None,
         }
     }
@@ -216,6 +218,15 @@ impl CallError {
                     backlog::RETRY_AFTER.as_secs()
                 ),
             ),
+            CallError::App(AppError::TooManyEnded(TooManyEnded(wait))) => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Code::BeyondLimit,
+                format!(
+                    "too many ops of this app ended without reaching an agent: their hosts have no agent, or belong to \
+                     other businesses; nothing of this request was stored. Leave out such hosts, or send it again in {} s",
+                    whole_seconds(*wait).as_secs()
+                ),
+            ),
             CallError::App(AppError::Ending) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 Code::SystemError,
@@ -229,6 +240,11 @@ impl CallError {
         };
         (status, of_family(family, code).external(), message)
     }
+}
+
+/// Rounded up: a call that comes early is refused again.
+fn whole_seconds(wait: Duration) -> Duration {
+    Duration::from_secs(wait.as_secs() + u64::from(wait.subsec_nanos() > 0))
 }
 
 fn of_family(family: CallFamily, code: Code) -> Code {

@@ -31,6 +31,7 @@ use crate::backlog::{Backlog, Full};
 use crate::ca_change::CaChangeError;
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
+use crate::ended_ops::{EndedOps, TooManyEnded};
 use crate::events::EventNotifier;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
@@ -59,6 +60,7 @@ pub struct Services {
     pub store: Store,
     pub dispatcher: Dispatcher,
     pub backlog: Backlog,
+    pub ended_ops: EndedOps,
     pub clock: Clock,
     pub presences: Presences,
     pub ca: Arc<Ca>,
@@ -182,6 +184,8 @@ pub enum AppError {
     DiskFull(OpKind),
     #[error("too many ops are open")]
     Full(Full),
+    #[error("too many ops ended at once")]
+    TooManyEnded(TooManyEnded),
     #[error("the server is ending")]
     Ending,
     #[error(transparent)]

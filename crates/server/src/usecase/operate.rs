@@ -154,7 +154,7 @@ async fn accept_once(
     let (task, share) = match prepared {
         Ok(prepared) => prepared,
         // A repeat needs no capacity: it gets its first task, whatever is open or full.
-        Err(refusal @ (AppError::Full(_) | AppError::DiskFull(_))) => {
+        Err(refusal @ (AppError::Full(_) | AppError::TooManyEnded(_) | AppError::DiskFull(_))) => {
             return match services.store.submitted_before(caller.app.clone(), submission).await? {
                 Some(earlier) => answer_submitted(caller, api, earlier),
                 None => Err(refusal),
@@ -209,7 +209,9 @@ async fn prepare(
     let share = services.backlog.take(&caller.app, load).await.map_err(AppError::Full)?;
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
     let found = services.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
-    let longest_reason = longest_reason(ended_at_once(&requests, &found));
+    let ended = ended_at_once(&requests, &found);
+    services.ended_ops.spend(&caller.app, ended, services.clock.now()).map_err(AppError::TooManyEnded)?;
+    let longest_reason = longest_reason(ended);
     let mut found = found.into_iter();
     let accepted = services.clock.reading();
     let created_at = accepted.wall;
@@ -281,14 +283,9 @@ async fn prepare(
 
 /// The number of ops that end without an agent. `found` has an element for each target.
 fn ended_at_once(requests: &[Request], found: &[FoundTarget]) -> usize {
-    let targets = requests.iter().flat_map(|request| {
-        request
-            .targets
-            .iter()
-            .map(|target| request.refused.is_some() || matches!(target, Target::Unusable(_)))
-    });
-    let ended = targets.zip(found).filter(|(refused, found)| *refused || **found == FoundTarget::Outside);
-    ended.count()
+    let refused =
+        requests.iter().flat_map(|request| request.targets.iter().map(|_| request.refused.is_some()));
+    refused.zip(found).filter(|(refused, found)| *refused || !matches!(found, FoundTarget::Agent(_))).count()
 }
 
 /// Capacity that the requests hold until their ops have ended.
