@@ -458,6 +458,93 @@ async fn a_process_in_the_session_of_a_command_is_ours() {
     }
 }
 
+/// A run's session has members as long as its daemon lives, but the number of the session is free again when
+/// the daemon has left it. Whoever gets that number is not the agent's descendant.
+#[tokio::test]
+async fn a_process_with_the_recycled_session_number_of_a_command_is_a_stranger() {
+    if !has(Need::Root, me() == "root") || played_apart(NAMESPACE) {
+        return;
+    }
+    for (what, stranger) in [
+        (
+            "the leader",
+            "setpriv --reuid nobody --clear-groups setsid sh -c 'echo $$ > stranger; exec ./beat 1000'",
+        ),
+        (
+            "a member without its leader",
+            "setpriv --reuid nobody --clear-groups setsid sh -c './beat 1000 & echo $! > stranger'",
+        ),
+    ] {
+        let mut proc = Proc::with_pid_file(&format!("session-{}", what.len()));
+        proc.program("beat");
+        proc.fifo("number");
+        fs::set_permissions(proc.folder.path(), fs::Permissions::from_mode(0o777)).expect("our folder");
+        // It picks the pid of its child and is no descendant of this process, nor is the child.
+        proc.script(
+            "outsider",
+            &format!(
+                "read pid < number\nwhile :; do\n\
+                 echo $((pid - 1)) > /proc/sys/kernel/ns_last_pid || exit 1\n\
+                 {stranger} & child=$!\n\
+                 [ $child = $pid ] && break\nkill $child\ndone\n\
+                 read end < number\nkill $(cat stranger)\n"
+            ),
+        );
+        start_outside(&proc, "./outsider");
+        let run = proc.run("(setsid ./web 1000 > /dev/null 2>&1 & echo $! > pid.new; mv pid.new web.pid)");
+        let daemon = proc.pid_in("web.pid").await;
+        until_called(daemon, "web").await;
+        let daemon = running(proc.launched(run, procfleet_core::supervise::Leader::Refuse));
+        proc.executor.watch(daemon);
+        proc.end_of(run).await;
+        let leader = command_pid(daemon.pid);
+        until("its number is free", || (!Path::new(&format!("/proc/{leader}")).exists()).then_some(())).await;
+        assert_eq!(running(proc.launched(run, procfleet_core::supervise::Leader::Refuse)).pid, daemon.pid);
+
+        fs::write(proc.path("number"), format!("{leader}\n")).expect("the outsider reads");
+        let stranger = proc.pid_in("stranger").await;
+        until_called(stranger, "beat").await;
+        assert_eq!(session_of(stranger), leader, "{what}");
+        let path = proc.spec.identity.pid_path.clone();
+        let spec = proc.spec.clone();
+        proc.write("web.pid", stranger.to_string());
+        for mode in [0o644, 0o666] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("our own file");
+            assert_eq!(seen(what, &proc.settled(), stranger), Verdict::Stranger, "{what}, {mode:o}");
+            assert_eq!(proc.executor.successor(&daemon, &spec), None, "{what}, {mode:o}");
+        }
+        assert!(is_running(daemon.pid), "{what}");
+        fs::write(proc.path("number"), "end\n").expect("the outsider reads");
+        until_gone(stranger).await;
+        kill(daemon.pid);
+        until_gone(daemon.pid).await;
+    }
+}
+
+/// Starts a script of the proc's folder as a process that is not below this one.
+#[expect(clippy::disallowed_methods, reason = "a stranger is made here")]
+fn start_outside(proc: &Proc, script: &str) {
+    // The shell that is left alone goes to the next subreaper above.
+    rustix::process::set_child_subreaper(None).expect("this process may");
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", &format!("{script} &")]).current_dir(proc.folder.path());
+    assert!(command.status().expect("a shell").success());
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("this process may");
+}
+
+/// The pid of the command that has started a process.
+fn command_pid(pid: u32) -> u32 {
+    let environ = fs::read_to_string(format!("/proc/{pid}/environ")).expect("it runs");
+    let value = environ.split('\0').find_map(|pair| pair.strip_prefix("PROCFLEET_COMMAND_PID="));
+    value.expect("it has the mark").parse().expect("a pid")
+}
+
+fn session_of(pid: u32) -> u32 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let rest = stat.rsplit_once(") ").expect("a stat line").1;
+    rest.split(' ').nth(3).expect("a session").parse().expect("a pid")
+}
+
 /// Row 11: a process of the spec's name that does not run from `setup_path`.
 #[tokio::test]
 async fn a_namesake_from_elsewhere_is_ours_if_it_began_after_a_command() {

@@ -355,13 +355,12 @@ fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
             return Err(dead());
         }
         let program = RunningProgram::of(&stat);
-        let led = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
         let origin = origin::of(pid, wanted.mark, wanted.group);
         let (ours, only_described) = match &origin {
             Origin::Ours => (true, false),
             Origin::AnotherProcs(_) | Origin::AnotherAgents(_) => (false, false),
             Origin::Unknown if wanted.is_probe(&stat) => (false, false),
-            Origin::Unknown if wanted.sessions.iter().any(led) => (true, false),
+            Origin::Unknown if is_in_a_session(&stat, wanted) => (true, false),
             Origin::Unknown => {
                 let described = !procfs::is_setuid(pid)
                     && identify::is_described(&program, wanted.identity)
@@ -400,6 +399,16 @@ fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
         }
         Ok(process(stat.id, Found::PidFile))
     })
+}
+
+/// Whether the process is in the session of a command of this agent process. The number of a session that
+/// all processes have left is free again while the run still has members elsewhere. The members of a run are
+/// below the agent, which adopts orphans; a process that has got the number is not.
+fn is_in_a_session(stat: &Stat, wanted: SearchFor<'_>) -> bool {
+    let led = |leader: &Id| leader.pid == stat.session && leader.start_ticks <= stat.id.start_ticks;
+    let has_another_leader = |leader: &Id| Stat::read(leader.pid).is_some_and(|stat| stat.id != *leader);
+    let mut leaders = wanted.sessions.iter().filter(|leader| led(leader));
+    leaders.any(|leader| !has_another_leader(leader)) && tree::is_below_us(stat)
 }
 
 /// Whether the process began after a command of ours that may still have descendants. A name alone is weak

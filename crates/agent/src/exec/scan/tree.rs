@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 50;
 /// Number of consecutive rounds without a new process that ends a kill.
 const QUIET_ROUNDS: usize = 2;
+/// Attempts to follow the parents of a process up to the agent, while those in between die.
+const ANCESTRY_TRIES: usize = 3;
 /// How long the cached ancestors of the agent stay valid if its parent has not changed.
 const STILL_ABOVE: Duration = Duration::from_secs(1);
 
@@ -205,10 +207,14 @@ impl Scan {
         known: &[Id],
         mark: &ProcMark,
     ) -> HashSet<Id> {
-        let session = match session {
+        let mut session = match session {
             SessionState::Open => self.session_of(leader),
             SessionState::Over => Vec::new(),
         };
+        // Without its leader the number may be that of another session by now, whose leader has ended too.
+        if !self.is_running(leader) {
+            session.retain(|stat| is_below_us(stat));
+        }
         let seeds = known.iter().copied().chain([leader]).chain(session.iter().map(|stat| stat.id));
         let mut members = self.with_descendants(seeds);
         // Reads the environment only of candidates that are young enough.
@@ -290,16 +296,25 @@ pub(in crate::exec) fn is_below_us(stat: &Stat) -> bool {
         return true;
     }
     let us = std::process::id();
-    let mut seen = HashSet::new();
-    let mut parent = stat.parent;
-    while parent != us && parent > 1 && seen.insert(parent) {
-        match Stat::read(parent) {
-            Some(above) => parent = above.parent,
-            // The parent died, and its children were adopted. The caller falls back to a full scan.
-            None => return false,
+    let mut process = Some(stat.clone());
+    for _ in 0..ANCESTRY_TRIES {
+        let Some(stat) = process else { return false };
+        let mut seen = HashSet::new();
+        let mut parent = stat.parent;
+        let mut is_broken = false;
+        while parent != us && parent > 1 && !is_broken && seen.insert(parent) {
+            match Stat::read(parent) {
+                Some(above) => parent = above.parent,
+                None => is_broken = true,
+            }
         }
+        if !is_broken {
+            return parent == us;
+        }
+        // A process above it has died, and its children were adopted.
+        process = Stat::read(stat.id.pid).filter(|again| again.id == stat.id);
     }
-    parent == us
+    false
 }
 
 /// This process and all below it.
