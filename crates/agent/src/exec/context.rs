@@ -4,7 +4,6 @@ use crate::exec::cgroup::{Containment, Groups};
 use crate::exec::error::{ExecError, NotStarted};
 use crate::exec::output::proc_log::ProcLogs;
 use crate::exec::output::rotate::Rotation;
-use crate::exec::procfs;
 use crate::exec::scan::neighbour::AgentPresence;
 use crate::exec::scan::proc_mark::{MarkSecret, ProcMark};
 use crate::exec::scan::tree::Scan;
@@ -90,7 +89,7 @@ impl ExecContext {
         let grouped = groups.orphaned_pids();
         let ours = format!("{instance}/").into_bytes();
         let before = Scan::without(&grouped);
-        let marks = before.all().into_iter().filter_map(|stat| procfs::mark(stat.id.pid));
+        let marks = before.all().into_iter().filter_map(|stat| before.mark_of(stat));
         let inherited = Mutex::new(marks.filter(|mark| mark.starts_with(&ours)).collect());
         let memory = rustix::system::sysinfo();
         let proc_logs = ProcLogs::new(&output_folder);

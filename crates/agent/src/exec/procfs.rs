@@ -11,6 +11,7 @@ use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The environment variable that identifies the processes of a proc.
@@ -37,6 +38,8 @@ const CMDLINE_LIMIT: u64 = 64 << 10;
 /// Attempts while a process is in `execve`, which takes a fraction of a millisecond, and longer on a busy
 /// host.
 const EXEC_TRIES: usize = 400;
+/// Attempts for all processes of one scan together: a second.
+const EXEC_TRIES_OF_SCAN: usize = 4_000;
 const EXEC_PAUSE: Duration = Duration::from_micros(250);
 /// A process that is not in `execve` has no environment if it has none so often. An exec may be done between
 /// two reads.
@@ -322,6 +325,40 @@ pub(super) fn mark(pid: u32) -> Option<Vec<u8>> {
     variable(pid, MARK)
 }
 
+/// As [`mark`], for one of many processes.
+pub(super) fn mark_within(pid: u32, waits: &ExecWaits) -> Option<Vec<u8>> {
+    value_in(&environment(pid, waits)?, MARK)
+}
+
+/// How often the reads of one scan may still wait for processes in `execve`, all together. The state of
+/// thousands of processes would otherwise delay a scan by minutes.
+#[derive(Debug)]
+pub(super) struct ExecWaits(AtomicUsize);
+
+impl ExecWaits {
+    pub(super) fn of_scan() -> ExecWaits {
+        ExecWaits(AtomicUsize::new(EXEC_TRIES_OF_SCAN))
+    }
+
+    fn of_one() -> ExecWaits {
+        ExecWaits(AtomicUsize::new(EXEC_TRIES))
+    }
+
+    /// Waits for a moment. False: there were enough waits.
+    fn pause(&self) -> bool {
+        let less = |left: usize| left.checked_sub(1);
+        if self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err() {
+            return false;
+        }
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "nothing reports when an exec is done, and looks are synchronous"
+        )]
+        std::thread::sleep(EXEC_PAUSE);
+        true
+    }
+}
+
 /// Variables in a process's environment that show its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MarkClaim {
@@ -333,7 +370,12 @@ pub(super) struct MarkClaim {
 
 /// The mark with its proof, under the same conditions as [`mark`].
 pub(super) fn mark_claim(pid: u32) -> Option<MarkClaim> {
-    let environment = environment(pid)?;
+    mark_claim_within(pid, &ExecWaits::of_one())
+}
+
+/// As [`mark_claim`], for one of many processes.
+pub(super) fn mark_claim_within(pid: u32, waits: &ExecWaits) -> Option<MarkClaim> {
+    let environment = environment(pid, waits)?;
     let value = |name| value_in(&environment, name);
     Some(MarkClaim { name: value(MARK)?, proof: value(PROOF), run: value(RUN).and_then(|run| began(&run)) })
 }
@@ -365,30 +407,46 @@ fn began(text: &[u8]) -> Option<NonZeroU64> {
 }
 
 fn variable(pid: u32, name: &str) -> Option<Vec<u8>> {
-    value_in(&environment(pid)?, name)
+    value_in(&environment(pid, &ExecWaits::of_one())?, name)
 }
 
-fn environment(pid: u32) -> Option<Vec<u8>> {
+fn environment(pid: u32, waits: &ExecWaits) -> Option<Vec<u8>> {
     let environ = Path::new("/proc").join(pid.to_string()).join("environ");
-    let mut text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
-    let mut without = 0;
-    for _ in 0..EXEC_TRIES {
-        if !text.is_empty() || without == WITHOUT_ENVIRONMENT {
-            break;
+    let (mut without, mut tries) = (0, 0);
+    loop {
+        let text = read_at_most(&environ, ENVIRON_LIMIT);
+        if text.as_ref().is_ok_and(|text| !text.is_empty()) {
+            return text.ok();
         }
-        match Stat::read(pid).filter(Stat::is_running) {
-            None => break,
+        let Some(stat) = Stat::read(pid).filter(Stat::is_running) else { return text.ok() };
+        // The main thread has ended and has no memory any longer; the other threads share theirs.
+        if stat.state == 'Z' {
+            if let Some(text) = environment_of_threads(pid) {
+                return Some(text);
+            }
+        } else if text.is_err() {
+            return None;
+        } else if stat.has_program {
             // The process has no environment, or its exec was done between the two reads.
-            Some(stat) if stat.has_program => without += 1,
-            #[expect(
-                clippy::disallowed_methods,
-                reason = "nothing reports when an exec is done, and looks are synchronous"
-            )]
-            Some(_) => std::thread::sleep(EXEC_PAUSE),
+            if without == WITHOUT_ENVIRONMENT {
+                return text.ok();
+            }
+            without += 1;
+            continue;
         }
-        text = read_at_most(&environ, ENVIRON_LIMIT).ok()?;
+        tries += 1;
+        if tries > EXEC_TRIES || !waits.pause() {
+            return text.ok();
+        }
     }
-    Some(text)
+}
+
+/// By the first thread that has one.
+fn environment_of_threads(pid: u32) -> Option<Vec<u8>> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
+    let mut texts =
+        threads.filter_map(|thread| read_at_most(&thread.path().join("environ"), ENVIRON_LIMIT).ok());
+    texts.find(|text| !text.is_empty())
 }
 
 fn value_in(environment: &[u8], name: &str) -> Option<Vec<u8>> {
@@ -455,6 +513,37 @@ mod tests {
         child.kill().expect("our child");
         child.wait().expect("our child");
         assert_eq!(unmarked, 0, "of 10,000 looks");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test needs a process that is no proc's")]
+    fn the_mark_of_a_process_whose_main_thread_has_ended_is_found() {
+        let text = "import ctypes, threading, time\n\
+                    threading.Thread(target=time.sleep, args=(1000,)).start()\n\
+                    ctypes.CDLL(None).pthread_exit(None)\n";
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", text])
+            .env(MARK, "ours")
+            .spawn()
+            .expect("python3 can be run");
+        let pid = child.id();
+        procfleet_testkit::wait_until(procfleet_testkit::PATIENCE, "its main thread ends", || {
+            Stat::read(pid).is_some_and(|stat| stat.state == 'Z')
+        });
+        let waits = ExecWaits::of_scan();
+        let marks = [mark(pid), mark_within(pid, &waits), mark_claim(pid).map(|claim| claim.name)];
+        let is_running = start_ticks(pid).is_some();
+        child.kill().expect("our child");
+        child.wait().expect("our child");
+        assert!(is_running, "another thread lives");
+        assert_eq!(marks.map(|mark| mark.as_deref() == Some(b"ours")), [true; 3]);
+        assert_eq!(waits.0.into_inner(), EXEC_TRIES_OF_SCAN, "without a wait");
+    }
+
+    #[test]
+    fn the_waits_of_a_scan_are_bounded() {
+        let waits = ExecWaits(AtomicUsize::new(2));
+        assert_eq!([waits.pause(), waits.pause(), waits.pause()], [true, true, false]);
     }
 
     #[test]

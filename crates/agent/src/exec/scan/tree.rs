@@ -7,7 +7,7 @@
 //! scans is not found.
 
 use crate::exec::cgroup;
-use crate::exec::procfs::{self, Id, MarkClaim, Stat};
+use crate::exec::procfs::{self, ExecWaits, Id, MarkClaim, Stat};
 use crate::exec::scan::identify::{EnvMark, RunningProgram};
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::watch::children::{self, Freshness};
@@ -42,6 +42,8 @@ pub(in crate::exec) struct Scan {
     marks: OnceLock<HashMap<u32, MarkClaim>>,
     /// Marks that were read one by one.
     asked: Mutex<HashMap<u32, Option<Vec<u8>>>>,
+    /// What all reads of environments may wait.
+    waits: ExecWaits,
 }
 
 impl Scan {
@@ -106,6 +108,7 @@ impl Scan {
             programs: OnceLock::new(),
             marks: OnceLock::new(),
             asked: Mutex::default(),
+            waits: ExecWaits::of_scan(),
         }
     }
 
@@ -147,7 +150,7 @@ impl Scan {
             self.all()
                 .into_iter()
                 .filter(|stat| !self.contained.contains(&stat.id.pid))
-                .filter_map(|stat| Some((stat.id.pid, procfs::mark_claim(stat.id.pid)?)))
+                .filter_map(|stat| Some((stat.id.pid, procfs::mark_claim_within(stat.id.pid, &self.waits)?)))
                 .collect()
         });
         let mut marked = self.all();
@@ -162,13 +165,18 @@ impl Scan {
     /// environments of a program that runs a thousand times.
     pub(in crate::exec) fn is_anothers(&self, stat: &Stat, mark: &ProcMark) -> bool {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let value = asked.entry(stat.id.pid).or_insert_with(|| procfs::mark(stat.id.pid));
+        let value = asked.entry(stat.id.pid).or_insert_with(|| self.mark_of(stat));
         EnvMark::of_value(value.as_deref(), mark.name()) == EnvMark::AnotherProcs
+    }
+
+    /// The value of its mark.
+    pub(in crate::exec) fn mark_of(&self, stat: &Stat) -> Option<Vec<u8>> {
+        procfs::mark_within(stat.id.pid, &self.waits)
     }
 
     fn is_marked(&self, pid: u32, mark: &ProcMark) -> bool {
         self.contained.contains(&pid)
-            || procfs::mark_claim(pid).is_some_and(|claim| mark.is_borne_by(pid, &claim))
+            || procfs::mark_claim_within(pid, &self.waits).is_some_and(|claim| mark.is_borne_by(pid, &claim))
     }
 
     /// The seeds that are running and all below them.
