@@ -44,6 +44,8 @@ pub enum Containment {
 const ROOTS_FILE: &str = ".cgroup";
 /// Prefix of the folders of all agents.
 const PREFIX: &str = "procfleet-";
+/// Number of pidfds that are open at once while the processes of a group are signalled.
+const SIGNALLED_AT_ONCE: usize = 64;
 /// Attempts to create a group that another program removes in between, because it was empty.
 const TRIES: usize = 3;
 
@@ -118,7 +120,8 @@ impl Groups {
 
     /// Everything that runs in any of the groups that no proc holds.
     pub(super) fn orphaned_pids(&self) -> HashSet<u32> {
-        self.orphaned().values().flatten().flat_map(|group| pids_in(group)).collect()
+        // Processes of a group that cannot be read are found by their marks.
+        self.orphaned().values().flatten().flat_map(|group| pids_in(group).unwrap_or_default()).collect()
     }
 
     /// The groups of a proc. `name` is its own among all procs and fit for a file.
@@ -269,15 +272,21 @@ impl ProcGroups {
 
     /// The group that this process is in.
     pub(super) fn holding(&self, pid: u32) -> Option<&Path> {
-        self.runs.iter().find(|group| pids_in(group).contains(&pid)).map(|group| &**group)
+        let holds = |group: &&Arc<Path>| pids_in(group).is_ok_and(|pids| pids.contains(&pid));
+        self.runs.iter().find(holds).map(|group| &**group)
     }
 
     /// Groups with processes of which none `is_kept`. Removes empty groups; the folder of the proc stays for
-    /// the next run.
+    /// the next run. A group that cannot be read is neither empty nor left.
     pub(super) fn left(&mut self, is_kept: impl Fn(u32) -> bool) -> Vec<Arc<Path>> {
         self.runs.retain(|group| !remove(group));
-        let abandoned = |group: &&Arc<Path>| !pids_in(group).into_iter().any(&is_kept);
+        let abandoned = |group: &&Arc<Path>| pids_in(group).is_ok_and(|pids| !pids.into_iter().any(&is_kept));
         self.runs.iter().filter(abandoned).cloned().collect()
+    }
+
+    /// Everything that runs in the groups of the proc. An error: one of them cannot be read.
+    pub(super) fn pids(&self) -> io::Result<HashSet<u32>> {
+        pids_in_all(&self.runs)
     }
 
     fn remove_empty(&mut self) {
@@ -358,19 +367,49 @@ fn holder(group: &str) -> Option<CgroupHolder> {
     })
 }
 
-/// Everything that runs in a group and below it.
-pub(super) fn pids_in(group: &Path) -> Vec<u32> {
-    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-    let own = text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0);
-    let below = folders_in(group);
-    own.chain(below.iter().flat_map(|below| pids_in(below))).collect()
+/// Everything that runs in a group and below it. An error: it cannot be read, as without descriptors. A
+/// group that was removed is empty.
+pub(super) fn pids_in(group: &Path) -> io::Result<Vec<u32>> {
+    let text = match fs::read_to_string(group.join("cgroup.procs")) {
+        Ok(text) => text,
+        Err(error) if is_removed(&error) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut pids: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    pids.retain(|pid| *pid != 0);
+    for below in find_folders_in(group)? {
+        pids.extend(pids_in(&below)?);
+    }
+    Ok(pids)
+}
+
+/// Everything that runs in these groups.
+pub(super) fn pids_in_all(groups: &[Arc<Path>]) -> io::Result<HashSet<u32>> {
+    let mut pids = HashSet::new();
+    for group in groups {
+        pids.extend(pids_in(group)?);
+    }
+    Ok(pids)
+}
+
+fn is_removed(error: &io::Error) -> bool {
+    // The files of a removed group that are still open fail with ENODEV. In a threaded group, whose processes
+    // are listed above it, the read fails with EOPNOTSUPP.
+    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::NODEV | Errno::OPNOTSUPP))
 }
 
 /// Kills everything in a group at once, however quickly it forks.
 pub(super) fn kill(group: &Path) {
     let spared = spared();
     // The agent may have been moved in here. It must not kill itself.
-    if pids_in(group).iter().any(|pid| spared.contains(pid)) {
+    let pids = match pids_in(group) {
+        Ok(pids) => pids,
+        Err(error) => {
+            tracing::warn!(group = %group.display(), %error, "cannot read a cgroup; its processes are killed at the next attempt");
+            return;
+        }
+    };
+    if pids.iter().any(|pid| spared.contains(pid)) {
         tracing::warn!(group = %group.display(), "the agent runs in a cgroup of this proc; its processes are killed one by one");
         return signal(group, Signal::KILL);
     }
@@ -387,14 +426,36 @@ pub(super) fn kill(group: &Path) {
 /// Signals every process in the group. A pid may have been reused since the group listed it, so each pidfd is
 /// opened first and the list read again.
 pub(super) fn signal(group: &Path, signal: Signal) {
+    if let Err(error) = try_signal(group, signal) {
+        tracing::warn!(group = %group.display(), ?signal, %error, "cannot read a cgroup; some of its processes were not signalled");
+    }
+}
+
+fn try_signal(group: &Path, signal: Signal) -> io::Result<()> {
     let spared = spared();
-    let named = pids_in(group).into_iter().filter(|pid| !spared.contains(pid));
-    let held: Vec<(u32, OwnedFd)> = named.filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
-    let still: HashSet<u32> = pids_in(group).into_iter().collect();
-    for (pid, pidfd) in held.into_iter().filter(|(pid, _)| still.contains(pid)) {
-        match rustix::process::pidfd_send_signal(pidfd, signal) {
-            Ok(()) | Err(Errno::SRCH) => {}
-            Err(error) => tracing::warn!(pid, ?signal, %error, "cannot signal a process"),
+    let mut named = pids_in(group)?;
+    named.retain(|pid| !spared.contains(pid));
+    for named in named.chunks(SIGNALLED_AT_ONCE) {
+        let held: Vec<(u32, OwnedFd)> =
+            named.iter().filter_map(|pid| Some((*pid, opened(*pid, signal)?))).collect();
+        let still: HashSet<u32> = pids_in(group)?.into_iter().collect();
+        for (pid, pidfd) in held.into_iter().filter(|(pid, _)| still.contains(pid)) {
+            match rustix::process::pidfd_send_signal(pidfd, signal) {
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => tracing::warn!(pid, ?signal, %error, "cannot signal a process"),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn opened(pid: u32, signal: Signal) -> Option<OwnedFd> {
+    match pidfd::open(pid) {
+        Ok(pidfd) => Some(pidfd),
+        Err(Errno::SRCH) => None,
+        Err(error) => {
+            tracing::warn!(pid, ?signal, %error, "cannot signal a process");
+            None
         }
     }
 }
@@ -421,14 +482,22 @@ pub(super) fn remove(group: &Path) -> bool {
 }
 
 fn folders_in(group: &Path) -> Vec<PathBuf> {
+    find_folders_in(group).unwrap_or_default()
+}
+
+fn find_folders_in(group: &Path) -> io::Result<Vec<PathBuf>> {
     // A directory has two links, and one more for each subdirectory; or one, where the filesystem does not
     // count.
     if fs::symlink_metadata(group).is_ok_and(|data| data.nlink() == 2) {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let Ok(entries) = fs::read_dir(group) else { return Vec::new() };
+    let entries = match fs::read_dir(group) {
+        Ok(entries) => entries,
+        Err(error) if is_removed(&error) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
     let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    folders.map(|entry| entry.path()).collect()
+    Ok(folders.map(|entry| entry.path()).collect())
 }
 
 fn locked(root: &Path, how: FlockOperation) -> Option<OwnedFd> {
@@ -519,6 +588,10 @@ fn clear_up(parent: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::procfs::Stat;
+    use std::time::Duration;
+
+    const SHORTLY: Duration = Duration::from_millis(10);
 
     #[test]
     fn the_mount_is_found_among_others() {
@@ -544,6 +617,51 @@ mod tests {
         fs::write(group.path().join("cgroup.procs"), "").expect("our folder");
         kill(group.path());
         assert_eq!(fs::read_to_string(group.path().join("cgroup.kill")).expect("it was written"), "1");
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_read_is_neither_empty_nor_left() {
+        let group = tempfile::tempdir().expect("a temp dir");
+        let run: Arc<Path> = Arc::from(group.path());
+        let mut web = ProcGroups { root: None, name: Arc::from("web+x"), runs: vec![run] };
+        fs::create_dir_all(group.path().join("cgroup.procs/in-use")).expect("our folder");
+        fs::write(group.path().join("cgroup.procs/in-use/file"), "").expect("our folder");
+        assert!(web.pids().is_err());
+        assert_eq!(web.left(|_| false), Vec::<Arc<Path>>::new());
+        assert!(!web.is_empty());
+        kill(group.path());
+        assert!(!group.path().join("cgroup.kill").exists(), "the agent may be in it");
+        fs::remove_dir_all(group.path()).expect("our folder");
+        assert_eq!(web.pids().expect("it was removed"), HashSet::new());
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "strangers are needed")]
+    fn a_large_group_is_signalled_with_few_descriptors() {
+        if procfleet_testkit::played_apart(&[]) {
+            return;
+        }
+        let group = tempfile::tempdir().expect("a temp dir");
+        let start = || std::process::Command::new("sleep").arg("1000").spawn().expect("a stranger");
+        let mut strangers: Vec<_> = (0..3 * SIGNALLED_AT_ONCE).map(|_| start()).collect();
+        let pids: String = strangers.iter().map(|stranger| format!("{}\n", stranger.id())).collect();
+        fs::write(group.path().join("cgroup.procs"), pids).expect("our folder");
+        let few = Some(3 * SIGNALLED_AT_ONCE as u64 / 2);
+        let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let limit = rustix::process::Rlimit { current: few, maximum: before.maximum };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("it is lower");
+        signal(group.path(), Signal::TERM);
+        let missed = strangers.iter_mut().filter(|stranger| {
+            let is_signalled =
+                || Stat::read(stranger.id()).is_none_or(|stat| !stat.is_running()).then_some(());
+            procfleet_testkit::ask_again(SHORTLY, procfleet_testkit::PATIENCE, is_signalled).is_none()
+        });
+        let missed = missed.count();
+        for stranger in &mut strangers {
+            let _ = stranger.kill();
+            stranger.wait().expect("our child");
+        }
+        assert_eq!(missed, 0);
     }
 
     /// An agent that is started in another cgroup finds its former groups.

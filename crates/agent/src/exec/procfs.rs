@@ -6,6 +6,7 @@
 use procfleet_core::process::ProgramFile;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
@@ -83,12 +84,23 @@ pub(super) struct Stat {
 }
 
 impl Stat {
-    /// `None`: no such process.
+    /// `None`: no such process, or it cannot be read. See [`Stat::find`].
     pub(super) fn read(pid: u32) -> Option<Stat> {
+        Stat::find(pid).ok().flatten()
+    }
+
+    /// `None`: no such process. An error does not mean that it is gone: descriptors or memory may have run
+    /// out.
+    pub(super) fn find(pid: u32) -> Result<Option<Stat>, Errno> {
         // The kernel gives the whole line at once.
         let mut line = [0; 1024];
-        let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut line).ok()?;
-        Stat::parse(&line[..length]).filter(|stat| stat.id.pid == pid)
+        match File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut line)) {
+            Ok(length) => Ok(Stat::parse(&line[..length]).filter(|stat| stat.id.pid == pid)),
+            Err(error) => match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
+                Errno::NOENT | Errno::SRCH => Ok(None),
+                error => Err(error),
+            },
+        }
     }
 
     /// The program's name is in parentheses and may contain spaces and parentheses, so the rest begins after
@@ -240,8 +252,13 @@ fn number(digits: &[u8]) -> Option<u64> {
 
 /// Every pid there is.
 pub(super) fn pids() -> Vec<u32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    find_pids().unwrap_or_default()
+}
+
+/// As [`pids`]. An error: `/proc` cannot be listed.
+pub(super) fn find_pids() -> io::Result<Vec<u32>> {
+    let entries = fs::read_dir("/proc")?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// The children of all threads of a process except one. `None`: it is gone, or the kernel has no such list.

@@ -5,6 +5,8 @@ use procfleet_core::Exit;
 use procfleet_core::process::Found;
 use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{CommandEnd, Leader, Signal};
+use procfleet_testkit::played_apart;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[tokio::test]
 async fn a_command_that_is_the_process_is_reported_as_both() {
@@ -113,4 +115,36 @@ fn kernel() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("a kernel");
     let mut numbers = release.split(|cut: char| !cut.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// Neither a pidfd nor `/proc/PID/stat` can be opened then, or only the first of them.
+#[tokio::test]
+async fn a_process_that_cannot_be_looked_at_is_not_reported_as_gone() {
+    // The limit is the whole program's.
+    if played_apart(&[]) {
+        return;
+    }
+    for spare in [0, 1] {
+        let mut proc = Proc::with_pid_file(&format!("no-files-{spare}"));
+        let run = proc.run("(setsid ./web 1000 > /dev/null 2>&1 & echo $! > pid.new; mv pid.new web.pid)");
+        let pid = proc.pid_in("web.pid").await;
+        until_called(pid, "web").await;
+        proc.end_of(run).await;
+        let process = running(proc.settled());
+        // An agent that comes back watches it anew.
+        proc.forget();
+        let given = getrlimit(Resource::Nofile);
+        let next = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/dev/null").expect("a file"));
+        let few = Some(u64::try_from(next).expect("a number") + spare);
+        setrlimit(Resource::Nofile, Rlimit { current: few, ..given.clone() }).expect("it is lower");
+        let seen = proc.recovered(Some(process));
+        proc.executor.watch(process);
+        let polls = std::time::Duration::from_millis(400);
+        let exit = tokio::time::timeout(polls, proc.exit_of(process)).await;
+        setrlimit(Resource::Nofile, given).expect("it may be raised again");
+        assert_eq!(exit.ok(), None, "{spare}: it lives");
+        assert_eq!(running(seen).pid, pid, "{spare}");
+        kill(pid);
+        proc.exit_of(process).await;
+    }
 }

@@ -53,8 +53,7 @@ impl ProcExecutor {
     pub fn clear_since(&mut self, since: BootTime) {
         self.mark_changed();
         let since = self.context.ticks_at(since);
-        let grouped: HashSet<u32> =
-            self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
+        let grouped = self.groups.pids().unwrap_or_default();
         let own: HashSet<Id> = self.watched().chain(self.runs.iter().map(|(_, run)| run.leader)).collect();
         tracing::info!(key = %self.key, "killing processes of an interrupted start");
         tree::kill_all(Scan::take, |scan| {
@@ -71,15 +70,17 @@ impl ProcExecutor {
 
     /// Something of the proc that a sweep would end.
     pub(super) fn look_for_leftovers(&mut self) -> Sighting {
-        let grouped = self.left_groups().iter().flat_map(|group| cgroup::pids_in(group)).find_map(Stat::read);
-        let found = grouped.map(|stat| stat.id).or_else(|| {
+        let left = self.left_groups();
+        let grouped = left.iter().flat_map(|group| cgroup::pids_in(group).unwrap_or_default());
+        let found = grouped.into_iter().find_map(Stat::read).map(|stat| stat.id);
+        let found = found.or_else(|| {
             let scan = match self.are_all_in_groups() {
                 true => Scan::near(&[], Freshness::AMomentAgo)?,
                 false => self.nearby_ungrouped(None).scan(Freshness::Now),
             };
             let found = self.left_in(&scan).first().copied();
             self.escaped = found.is_some();
-            found
+            found.or_else(|| self.suspected(&scan))
         });
         match found {
             Some(Id { pid, start_ticks }) => Sighting::Running(Process {
@@ -90,6 +91,15 @@ impl ProcExecutor {
             }),
             None => Sighting::Absent(Absence { cause: Cause::NoRun, hopeless: true }),
         }
+    }
+
+    /// A command that may have left something, if that cannot be looked at: nothing is not the same as
+    /// nothing known, and a stop must not succeed by it.
+    fn suspected(&self, scan: &Scan) -> Option<Id> {
+        let is_unknown = scan.is_partial() || self.groups.pids().is_err();
+        let last = || self.runs().last().map(|run| run.leader);
+        let retired = || self.retired.first().copied();
+        is_unknown.then(|| last().or_else(retired)).flatten()
     }
 
     /// Whether something was moved out of its group, as by `su` where sessions have groups: it has come to
@@ -115,7 +125,13 @@ impl ProcExecutor {
     }
 
     /// Processes with the proc's environment mark that are in no cgroup and belong to no living run.
+    /// Nothing is, as long as that is not known: it would be killed.
     pub(super) fn left_in(&mut self, scan: &Scan) -> Vec<Id> {
+        // Processes in a cgroup are handled with the cgroup.
+        let Ok(grouped) = self.groups.pids() else { return Vec::new() };
+        if scan.is_partial() {
+            return Vec::new();
+        }
         let current: Vec<Id> =
             self.watches.iter().map(|(id, _)| *id).filter(|id| !self.retired.contains(id)).collect();
         let mut kept: HashSet<Id> = scan.with_descendants(current);
@@ -124,9 +140,6 @@ impl ProcExecutor {
         for run in self.runs.iter_mut().map(|(_, run)| run).filter(is_alive) {
             kept.extend(run.members(scan, &self.mark));
         }
-        // Processes in a cgroup are handled with the cgroup.
-        let grouped: HashSet<u32> =
-            self.groups.all().iter().flat_map(|group| cgroup::pids_in(group)).collect();
         let is_left = |id: &Id| !kept.contains(id) && !grouped.contains(&id.pid);
         scan.marked(&self.mark).iter().map(|stat| stat.id).filter(is_left).collect()
     }

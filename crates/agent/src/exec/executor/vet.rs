@@ -33,7 +33,7 @@ impl ProcExecutor {
     /// All processes that a sweep would end, except this process and its descendants.
     fn leftovers(&mut self, but: Option<Process>) -> Vec<u32> {
         let but = but.map(|process| id_of(&process));
-        let groups = self.left_groups().into_iter().map(|group| cgroup::pids_in(&group));
+        let groups = self.left_groups().into_iter().map(|group| cgroup::pids_in(&group).unwrap_or_default());
         let mut pids: Vec<u32> =
             groups.filter(|pids| but.is_none_or(|but| !pids.contains(&but.pid))).flatten().collect();
         let scan = match self.are_all_in_groups() {

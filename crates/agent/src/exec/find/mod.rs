@@ -286,10 +286,7 @@ fn orphans(marked: &[&Stat]) -> Vec<Id> {
 
 /// The command of a run, as long as it runs.
 pub(in crate::exec) fn leader(run: Option<&Run>) -> Sighting {
-    let alive = |run: &&Run| {
-        !run.has_ended()
-            && Stat::read(run.leader.pid).is_some_and(|stat| stat.id == run.leader && stat.is_running())
-    };
+    let alive = |run: &&Run| !run.has_ended() && is_there(run.leader);
     match run.filter(alive) {
         Some(run) => running(run.leader, Found::Foreground),
         None => no_run(),
@@ -327,8 +324,13 @@ fn no_run() -> Sighting {
 
 /// Whether a process that an earlier agent process knew still runs, by all evidence.
 fn is_alive(last: &Process) -> bool {
-    Stat::read(last.pid).is_some_and(|stat| stat.id.start_ticks == last.start_ticks && stat.is_running())
-        && last.is_confirmed_by(&evidence(last.pid))
+    is_there(Id { pid: last.pid, start_ticks: last.start_ticks }) && last.is_confirmed_by(&evidence(last.pid))
+}
+
+/// Whether a known process runs, or cannot be looked at: then nothing shows that it has ended.
+fn is_there(id: Id) -> bool {
+    let is_it = |stat: Option<Stat>| stat.is_some_and(|stat| stat.id == id && stat.is_running());
+    Stat::find(id.pid).map_or(true, is_it)
 }
 
 /// Evidence beside pid and start time, for the next agent process.
@@ -350,7 +352,11 @@ fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
         let dead = || Cause::DeadPid { path: path.clone(), pid };
         // Held throughout: if the process is alive at the end, all reads were about this process.
         let held = pidfd::open(pid).ok();
-        let stat = Stat::read(pid).filter(Stat::is_running).ok_or_else(dead)?;
+        let unknown = |error: rustix::io::Errno| Cause::BadPidFile {
+            path: path.clone(),
+            reason: format!("pid {pid} cannot be looked at: {error}"),
+        };
+        let stat = Stat::find(pid).map_err(unknown)?.filter(Stat::is_running).ok_or_else(dead)?;
         if !procfs::is_whole_process(pid) {
             return Err(dead());
         }
@@ -369,7 +375,7 @@ fn by_pid_file(wanted: SearchFor<'_>) -> Option<Result<Process, Cause>> {
             }
         };
         // The process may have ended and its pid may have been reused during the reads.
-        if Stat::read(pid).is_none_or(|again| again.id != stat.id)
+        if Stat::find(pid).map_err(unknown)?.is_none_or(|again| again.id != stat.id)
             || held.is_some_and(|held| pidfd::is_gone(&held))
         {
             return Err(dead());

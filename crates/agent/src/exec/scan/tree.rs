@@ -44,6 +44,8 @@ pub(in crate::exec) struct Scan {
     asked: Mutex<HashMap<u32, Option<Vec<u8>>>>,
     /// What all reads of environments may wait.
     waits: ExecWaits,
+    /// Something could not be read, so processes may be missing.
+    is_partial: bool,
 }
 
 impl Scan {
@@ -54,44 +56,58 @@ impl Scan {
 
     /// Scans all processes except these.
     pub(in crate::exec) fn without(pids: &HashSet<u32>) -> Scan {
-        let stats = procfs::pids().into_iter().filter(|pid| !pids.contains(pid)).filter_map(Stat::read);
-        Scan::of(stats, protected())
+        let found = procfs::find_pids();
+        let mut is_partial = found.is_err();
+        let others = found.into_iter().flatten().filter(|pid| !pids.contains(pid));
+        let stats: Vec<Stat> = others.filter_map(|pid| find(pid, &mut is_partial)).collect();
+        Scan { is_partial, ..Scan::of(stats, protected()) }
+    }
+
+    /// Whether processes may be missing, because descriptors or memory ran out while it was taken.
+    pub(in crate::exec) fn is_partial(&self) -> bool {
+        self.is_partial
     }
 
     /// Processes that may belong to a proc with these processes, if all of them are below the agent: they,
     /// their descendants, and adopted orphans. `None` if that does not hold or cannot be known.
     pub(in crate::exec) fn near(own: &[Id], freshness: Freshness) -> Option<Scan> {
-        let mut stats = Vec::new();
-        let own =
-            own.iter().filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id && stat.is_running()));
-        for stat in own {
+        let (mut stats, mut is_partial) = (Vec::new(), false);
+        for id in own {
+            let stat = find(id.pid, &mut is_partial).filter(|stat| stat.id == *id && stat.is_running());
+            let Some(stat) = stat else { continue };
             if !is_below_us(&stat) {
                 return None;
             }
-            collect(stat, &mut stats);
+            collect(stat, &mut stats, &mut is_partial);
         }
         // Read last: a process that lost its parent meanwhile is in this list.
         let adopted = children::adopted(freshness)?;
-        adopted.into_iter().filter_map(Stat::read).for_each(|stat| collect(stat, &mut stats));
+        for pid in adopted {
+            if let Some(stat) = find(pid, &mut is_partial) {
+                collect(stat, &mut stats, &mut is_partial);
+            }
+        }
         // No descendant of the agent is an ancestor of it.
-        Some(Scan::of(stats, HashSet::from([0, 1, std::process::id()])))
+        Some(Scan { is_partial, ..Scan::of(stats, HashSet::from([0, 1, std::process::id()])) })
     }
 
     /// Processes in these groups of a proc, and these processes with their descendants. If one of them is
     /// neither in a group nor below the agent, its descendants may be anywhere.
     pub(in crate::exec) fn within(groups: &[Arc<Path>], own: &[Id]) -> Scan {
-        let contained: HashSet<u32> = groups.iter().flat_map(|group| cgroup::pids_in(group)).collect();
-        let mut stats: Vec<Stat> = contained.iter().copied().filter_map(Stat::read).collect();
-        let outside = own.iter().filter(|id| !contained.contains(&id.pid));
-        let outside =
-            outside.filter_map(|id| Stat::read(id.pid).filter(|stat| stat.id == *id && stat.is_running()));
-        for stat in outside {
+        let found = cgroup::pids_in_all(groups);
+        let mut is_partial = found.is_err();
+        let contained = found.unwrap_or_default();
+        let mut stats: Vec<Stat> = contained.iter().filter_map(|pid| find(*pid, &mut is_partial)).collect();
+        for id in own.iter().filter(|id| !contained.contains(&id.pid)) {
+            let stat = find(id.pid, &mut is_partial).filter(|stat| stat.id == *id && stat.is_running());
+            let Some(stat) = stat else { continue };
             if !is_below_us(&stat) {
-                return Scan { contained, ..Scan::take() };
+                let all = Scan::take();
+                return Scan { contained, is_partial: is_partial || all.is_partial, ..all };
             }
-            collect(stat, &mut stats);
+            collect(stat, &mut stats, &mut is_partial);
         }
-        Scan { contained, ..Scan::of(stats, protected()) }
+        Scan { contained, is_partial, ..Scan::of(stats, protected()) }
     }
 
     /// An empty scan has no descendants either.
@@ -109,6 +125,7 @@ impl Scan {
             marks: OnceLock::new(),
             asked: Mutex::default(),
             waits: ExecWaits::of_scan(),
+            is_partial: false,
         }
     }
 
@@ -325,13 +342,22 @@ pub(in crate::exec) fn is_below_us(stat: &Stat) -> bool {
     false
 }
 
+/// The process of this pid. Notes where that is not known.
+fn find(pid: u32, is_partial: &mut bool) -> Option<Stat> {
+    let found = Stat::find(pid);
+    *is_partial |= found.is_err();
+    found.ok().flatten()
+}
+
 /// This process and all below it.
-fn collect(top: Stat, stats: &mut Vec<Stat>) {
+fn collect(top: Stat, stats: &mut Vec<Stat>, is_partial: &mut bool) {
     let mut seen = HashSet::from([top.id.pid]);
     let mut open = vec![top];
     while let Some(stat) = open.pop() {
         let below = procfs::children(stat.id.pid, None).unwrap_or_default();
-        open.extend(below.into_iter().filter(|pid| seen.insert(*pid)).filter_map(Stat::read));
+        open.extend(
+            below.into_iter().filter(|pid| seen.insert(*pid)).filter_map(|pid| find(pid, is_partial)),
+        );
         stats.push(stat);
     }
 }

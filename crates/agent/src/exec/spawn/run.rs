@@ -117,9 +117,13 @@ impl Run {
         scan.is_running(self.leader) && self.main.is_none_or(|main| scan.is_running(main))
     }
 
-    /// As [`Run::is_alive`], with its own scan.
+    /// As [`Run::is_alive`], with its own scan. A process that cannot be looked at counts as running: else it
+    /// would be killed as a leftover.
     pub(in crate::exec) fn is_at_work(&self) -> bool {
-        let runs = |id: Id| Stat::read(id.pid).is_some_and(|stat| stat.id == id && stat.is_running());
+        let runs = |id: Id| {
+            let is_it = |stat: Option<Stat>| stat.is_some_and(|stat| stat.id == id && stat.is_running());
+            Stat::find(id.pid).map_or(true, is_it)
+        };
         !self.has_ended() && runs(self.leader) && self.main.is_none_or(runs)
     }
 

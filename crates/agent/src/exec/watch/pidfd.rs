@@ -30,10 +30,11 @@ pub(in crate::exec) fn open(pid: u32) -> Result<OwnedFd, Errno> {
     pidfd_open(pid, PidfdFlags::empty())
 }
 
-/// A pidfd of exactly this process; dead but not yet reaped is fine. `SRCH` when it is gone.
+/// A pidfd of exactly this process; dead but not yet reaped is fine. `SRCH` when it is gone, another error
+/// when that is not known.
 pub(in crate::exec) fn open_exactly(id: Id) -> Result<OwnedFd, Errno> {
     let pidfd = open(id.pid)?;
-    match Stat::read(id.pid) {
+    match Stat::find(id.pid)? {
         Some(stat) if stat.id == id => Ok(pidfd),
         Some(_) | None => Err(Errno::SRCH),
     }
@@ -64,15 +65,18 @@ pub(in crate::exec) fn send(id: Id, signal: Signal) -> Result<(), Errno> {
 /// Waits for the exit of exactly this process, for which `pidfd_open` failed.
 ///
 /// If descriptors or memory ran out, the process is polled: a false report of an exit would start a second
-/// process beside the first.
+/// process beside the first. Only a process that is known to be gone is reported.
 pub(in crate::exec) async fn polled(process: Process, mut error: Errno) -> Exit {
     let id = Id { pid: process.pid, start_ticks: process.start_ticks };
+    if error != Errno::SRCH {
+        tracing::warn!(pid = id.pid, %error, "pidfd_open failed; polling for the exit of one process");
+    }
     loop {
         if error == Errno::SRCH {
             return Exit::Unknown;
         }
-        tracing::warn!(pid = id.pid, %error, "pidfd_open failed; polling for the exit of one process");
-        if Stat::read(id.pid).is_none_or(|stat| stat.id != id || !stat.is_running()) {
+        let is_gone = |stat: Option<Stat>| stat.is_none_or(|stat| stat.id != id || !stat.is_running());
+        if Stat::find(id.pid).is_ok_and(is_gone) {
             return Exit::Unknown;
         }
         tokio::time::sleep(POLL_EVERY).await;
