@@ -343,6 +343,16 @@ pub(super) fn held_by(pid: u32) -> Option<CgroupHolder> {
     holder(own_group(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?)
 }
 
+/// The cgroup of a process that is in no group of an agent's proc, nor in one that the agent itself is in.
+pub(super) fn foreign_group(pid: u32) -> Option<String> {
+    let groups = |whose: &str| fs::read_to_string(format!("/proc/{whose}/cgroup")).ok();
+    let (theirs, ours) = (groups(&pid.to_string())?, groups("self")?);
+    let (theirs, ours) = (own_group(&theirs)?, own_group(&ours)?);
+    let is_below = |rest: &str| rest.is_empty() || rest.starts_with('/');
+    let holds_us = theirs == "/" || ours.strip_prefix(theirs).is_some_and(is_below);
+    (!holds_us && holder(theirs).is_none()).then(|| theirs.to_owned())
+}
+
 /// Whether a process is in the very groups that the agent itself is in.
 pub(super) fn is_our_own(pid: u32) -> bool {
     let groups = |whose: &str| fs::read_to_string(format!("/proc/{whose}/cgroup")).ok();

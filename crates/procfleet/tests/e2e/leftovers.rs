@@ -60,6 +60,36 @@ fn check(up: &Up) {
     assert!(!next.iter().any(|pid| is_running(*pid)));
 }
 
+/// As `su -` does it where each session has a cgroup: it enters another cgroup and clears the environment,
+/// and what it starts becomes the agent's child.
+const MOVE_OUT: &str = "#!/bin/sh
+echo $$ > \"$1/cgroup.procs\"
+(env -i /usr/bin/setsid /bin/sh -c 'sleep 1000 > /dev/null 2>&1 & echo $! >> escaped' &)
+sleep 1
+";
+
+#[test]
+fn what_a_command_moved_to_another_cgroup_is_ended() {
+    let up = crate::up();
+    let Some(cgroup_dir) = need(Need::Cgroups, cgroup_dir(&up).ok_or("the agent makes none")) else { return };
+    let elsewhere = Path::new(&cgroup_dir).with_file_name(format!("elsewhere-{}", up.namespace));
+    fs::create_dir(&elsewhere).expect("root may make groups");
+    let command = format!(
+        "./move-out {} && (setsid ./web 1000 > /dev/null 2>&1 & echo $! > {})",
+        elsewhere.display(),
+        programs::PID_FILE
+    );
+    let proc = up.proc("moved").with_pid_file().script("move-out", MOVE_OUT).starts(&command);
+    for op in [Op::Stop, Op::Kill] {
+        let main = proc.start();
+        let moved = escaped(&proc, 1);
+        assert!(is_running(main) && is_running(moved[0]), "it belongs to a process that runs");
+        proc.op(op).assert_success();
+        assert!(!is_running(main) && !is_running(moved[0]), "{op:?}");
+    }
+    wait_until(PATIENCE, "the group can be removed", || fs::remove_dir(&elsewhere).is_ok());
+}
+
 #[test]
 fn a_stop_a_kill_and_a_restart_leave_nothing() {
     let up = crate::up();

@@ -24,6 +24,9 @@ impl ProcExecutor {
         if scope == LookScope::Leftovers {
             return self.look_for_leftovers();
         }
+        if let LookScope::Launch { .. } = scope {
+            self.note_strays();
+        }
         let sessions: Vec<Id> = self.runs().filter(|run| run.has_session()).map(|run| run.leader).collect();
         let nearby = self.nearby(None);
         let own: Vec<Id> = sessions.iter().copied().chain(self.current()).collect();
@@ -135,6 +138,7 @@ impl ProcExecutor {
             self.watched()
                 .chain(leaders.clone())
                 .chain(target)
+                .chain(self.strays())
                 .collect::<HashSet<Id>>()
                 .into_iter()
                 .collect(),

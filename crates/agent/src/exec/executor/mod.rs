@@ -3,6 +3,7 @@
 //! - `run`: starts a command;
 //! - `look`: looks for the process and its successor;
 //! - `watch`: reports the ends of processes;
+//! - `strays`: processes that have left the proc's cgroups;
 //! - `signal`, `sweep`: signal processes, and end what dead runs have left;
 //! - `vet`: whether a process runs under another account than the caller may use.
 //!
@@ -11,6 +12,7 @@
 mod look;
 mod run;
 mod signal;
+mod strays;
 mod sweep;
 mod vet;
 mod watch;
@@ -31,6 +33,7 @@ use procfleet_core::process::Process;
 use procfleet_core::supervise::RunId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use strays::Strays;
 use watch::ExitWatch;
 
 /// Number of ended runs that are kept, to recognise processes that they left behind.
@@ -55,6 +58,8 @@ pub struct ProcExecutor {
     retired: Vec<Id>,
     /// Something of the proc was seen outside its cgroups.
     escaped: bool,
+    /// Boxed, because few procs have any.
+    strays: Option<Box<Strays>>,
     note: String,
     /// The shell of a start command that was found in place of the process after a restart of the agent.
     shell: Option<Id>,
@@ -81,6 +86,7 @@ impl ProcExecutor {
             sample: None,
             retired: Vec::new(),
             escaped: false,
+            strays: None,
             note: String::new(),
             shell: None,
             changed_at: Arc::default(),

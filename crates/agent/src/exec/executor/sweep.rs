@@ -31,7 +31,7 @@ impl ProcExecutor {
         let mut left = 0;
         let targets = |scan: &Scan| {
             let found = self.left_in(scan);
-            left = scan.marked(&self.mark).len() - found.len();
+            left = scan.marked(&self.mark).iter().filter(|stat| !found.contains(&stat.id)).count();
             found
         };
         match signal {
@@ -75,12 +75,16 @@ impl ProcExecutor {
         let found = grouped.into_iter().find_map(Stat::read).map(|stat| stat.id);
         let found = found.or_else(|| {
             let scan = match self.are_all_in_groups() {
-                true => Scan::near(&[], Freshness::AMomentAgo)?,
+                true => Scan::near(&self.strays(), Freshness::Now)?,
                 false => self.nearby_ungrouped(None).scan(Freshness::Now),
             };
             let found = self.left_in(&scan).first().copied();
             self.escaped = found.is_some();
-            found.or_else(|| self.suspected(&scan))
+            let found = found.or_else(|| self.suspected(&scan));
+            if found.is_none() {
+                self.forget_strays();
+            }
+            found
         });
         match found {
             Some(Id { pid, start_ticks }) => Sighting::Running(Process {
@@ -105,7 +109,7 @@ impl ProcExecutor {
     /// Whether something was moved out of its group, as by `su` where sessions have groups: it has come to
     /// the agent.
     fn has_escaped(&mut self) -> bool {
-        Scan::near(&[], Freshness::Now).is_some_and(|scan| !self.left_in(&scan).is_empty())
+        Scan::near(&self.strays(), Freshness::Now).is_some_and(|scan| !self.left_in(&scan).is_empty())
     }
 
     /// The groups of this proc in which only leftovers are.
@@ -124,7 +128,8 @@ impl ProcExecutor {
         left
     }
 
-    /// Processes with the proc's environment mark that are in no cgroup and belong to no living run.
+    /// Processes with the proc's environment mark, and strays, that are in no cgroup and belong to no living
+    /// run.
     /// Nothing is, as long as that is not known: it would be killed.
     pub(super) fn left_in(&mut self, scan: &Scan) -> Vec<Id> {
         // Processes in a cgroup are handled with the cgroup.
@@ -141,7 +146,12 @@ impl ProcExecutor {
             kept.extend(run.members(scan, &self.mark));
         }
         let is_left = |id: &Id| !kept.contains(id) && !grouped.contains(&id.pid);
-        scan.marked(&self.mark).iter().map(|stat| stat.id).filter(is_left).collect()
+        let mut left: Vec<Id> = scan.marked(&self.mark).iter().map(|stat| stat.id).collect();
+        let strays = self.left_strays(scan);
+        left.retain(|id| !strays.contains(id));
+        left.extend(strays);
+        left.retain(is_left);
+        left
     }
 
     /// Whether all that was ever started for this proc is in a cgroup, as far as it was left there.

@@ -37,7 +37,7 @@ impl ProcExecutor {
         let mut pids: Vec<u32> =
             groups.filter(|pids| but.is_none_or(|but| !pids.contains(&but.pid))).flatten().collect();
         let scan = match self.are_all_in_groups() {
-            true => Scan::near(&[], Freshness::Now),
+            true => Scan::near(&self.strays(), Freshness::Now),
             false => Some(self.nearby_ungrouped(None).scan(Freshness::Now)),
         };
         if let Some(scan) = scan {

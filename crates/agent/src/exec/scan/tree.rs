@@ -342,6 +342,28 @@ pub(in crate::exec) fn is_below_us(stat: &Stat) -> bool {
     false
 }
 
+/// Descendants of the processes in these groups that are in no group of any agent's proc. An agent that runs
+/// as a proc has groups elsewhere, and its processes outlive it.
+pub(in crate::exec) fn outside(groups: &[Arc<Path>]) -> Vec<Stat> {
+    let Ok(contained) = cgroup::pids_in_all(groups) else { return Vec::new() };
+    let (mut outside, mut is_partial) = (Vec::new(), false);
+    for pid in &contained {
+        let below = procfs::children(*pid, None).unwrap_or_default().into_iter();
+        let left = below.filter(|below| !contained.contains(below) && cgroup::held_by(*below).is_none());
+        for stat in left.filter_map(Stat::read).filter(|stat| stat.parent == *pid) {
+            collect(stat, &mut outside, &mut is_partial);
+        }
+    }
+    let protected = protected();
+    outside.retain(|stat| {
+        stat.is_running()
+            && !protected.contains(&stat.id.pid)
+            && !contained.contains(&stat.id.pid)
+            && cgroup::held_by(stat.id.pid).is_none()
+    });
+    outside
+}
+
 /// The process of this pid. Notes where that is not known.
 fn find(pid: u32, is_partial: &mut bool) -> Option<Stat> {
     let found = Stat::find(pid);
