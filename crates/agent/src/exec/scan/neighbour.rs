@@ -14,6 +14,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 /// How many connections may wait to be accepted. Beyond them a connection fails with EAGAIN.
 const QUEUE: i32 = 256;
@@ -23,28 +24,40 @@ const LISTENING: &str = "00010000";
 
 /// Shows other agents that this one is alive, until it is dropped.
 #[derive(Debug)]
-pub(in crate::exec) struct AgentPresence(Option<OwnedFd>);
+pub(in crate::exec) struct AgentPresence {
+    instance: String,
+    /// `None`: the name is taken, as any account can do.
+    socket: Mutex<Option<OwnedFd>>,
+}
 
 impl AgentPresence {
     pub(in crate::exec) fn announce(instance: &str) -> AgentPresence {
-        let listen = || {
-            let socket = socket()?;
-            net::bind(&socket, &address(instance)?)?;
-            net::listen(&socket, QUEUE)?;
-            Ok::<OwnedFd, Errno>(socket)
-        };
-        let listening = listen();
+        let listening = listen(instance);
         if let Err(error) = &listening {
-            tracing::warn!(%error, "cannot listen on the presence socket; other agents on this host may take its processes for their own");
+            tracing::warn!(%error, "cannot listen on the presence socket; other agents on this host may take its processes for their own; trying again");
         }
-        AgentPresence(listening.ok())
+        AgentPresence { instance: instance.to_owned(), socket: Mutex::new(listening.ok()) }
     }
 
-    /// Closes pending connections. Call it periodically.
+    /// Closes pending connections, and tries again to listen where that failed. Call it periodically.
     pub(in crate::exec) fn drain(&self) {
-        let Some(socket) = &self.0 else { return };
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        if socket.is_none() {
+            *socket = listen(&self.instance).ok();
+            if socket.is_some() {
+                tracing::info!("listening on the presence socket; other agents on this host see this one");
+            }
+        }
+        let Some(socket) = &*socket else { return };
         while net::accept_with(socket, SocketFlags::CLOEXEC).is_ok() {}
     }
+}
+
+fn listen(instance: &str) -> Result<OwnedFd, Errno> {
+    let socket = socket()?;
+    net::bind(&socket, &address(instance)?)?;
+    net::listen(&socket, QUEUE)?;
+    Ok(socket)
 }
 
 /// Whether the agent of this instance is alive and runs under a trusted account.
@@ -98,6 +111,22 @@ fn name(instance: &str) -> String {
 mod tests {
     use super::*;
     use procfleet_testkit::{PATIENCE, wait_until};
+
+    #[test]
+    fn a_name_that_another_account_has_held_is_taken_when_it_is_free() {
+        let instance = format!("held-{}", std::process::id());
+        let held = socket().expect("a socket");
+        net::bind(&held, &address(&instance).expect("a name")).expect("the name is free");
+        let presence = AgentPresence::announce(&instance);
+        presence.drain();
+        assert!(!is_alive(&instance, |_| true), "the holder does not listen");
+        drop(held);
+        // A command that another test starts has a copy of the socket until its exec.
+        wait_until(PATIENCE, "the agent is seen", || {
+            presence.drain();
+            is_alive(&instance, |_| true)
+        });
+    }
 
     #[test]
     fn a_living_agent_is_detected_if_its_account_is_trusted() {
