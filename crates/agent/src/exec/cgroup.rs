@@ -343,14 +343,24 @@ pub(super) fn held_by(pid: u32) -> Option<CgroupHolder> {
     holder(own_group(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?)
 }
 
-/// The cgroup of a process that is in no group of an agent's proc, nor in one that the agent itself is in.
-pub(super) fn foreign_group(pid: u32) -> Option<String> {
+/// The systemd scope of a process, if it was made for one session or one `systemd-run` and the agent is not
+/// in it. Several procs may share other groups.
+pub(super) fn scope_of(pid: u32) -> Option<String> {
     let groups = |whose: &str| fs::read_to_string(format!("/proc/{whose}/cgroup")).ok();
     let (theirs, ours) = (groups(&pid.to_string())?, groups("self")?);
-    let (theirs, ours) = (own_group(&theirs)?, own_group(&ours)?);
-    let is_below = |rest: &str| rest.is_empty() || rest.starts_with('/');
-    let holds_us = theirs == "/" || ours.strip_prefix(theirs).is_some_and(is_below);
-    (!holds_us && holder(theirs).is_none()).then(|| theirs.to_owned())
+    let theirs = own_group(&theirs)?;
+    let scope = scope(theirs).filter(|_| holder(theirs).is_none())?;
+    (own_group(&ours)?.strip_prefix(scope).is_none()).then(|| scope.to_owned())
+}
+
+/// The part of the path up to the innermost scope.
+fn scope(group: &str) -> Option<&str> {
+    let is_scope = |name: &str| {
+        name.ends_with(".scope") && ["session-", "run-"].iter().any(|prefix| name.starts_with(prefix))
+    };
+    let ends = group.match_indices('/').map(|(at, _)| at).chain([group.len()]);
+    let mut scopes = ends.filter_map(|end| group.get(..end));
+    scopes.rfind(|path| path.rsplit('/').next().is_some_and(is_scope))
 }
 
 /// Whether a process is in the very groups that the agent itself is in.
@@ -713,6 +723,21 @@ mod tests {
         assert_eq!(outside("/a.service/procfleet-7/web+x/run-1-1", "procfleet-7"), "/a.service");
         assert_eq!(outside("/procfleet-8/web+x/run-1-1", "procfleet-7"), "/procfleet-8/web+x/run-1-1");
         assert_eq!(outside("/", "procfleet-7"), "/");
+    }
+
+    #[test]
+    fn only_groups_that_are_made_for_one_session_count_as_scopes() {
+        for (group, expected) in [
+            ("/user.slice/user-0.slice/session-c3.scope", Some("/user.slice/user-0.slice/session-c3.scope")),
+            ("/user.slice/session-c3.scope/below", Some("/user.slice/session-c3.scope")),
+            ("/system.slice/run-r2f.scope", Some("/system.slice/run-r2f.scope")),
+            ("/system.slice/nginx.service", None),
+            ("/limits/large", None),
+            ("/init.scope", None),
+            ("/", None),
+        ] {
+            assert_eq!(scope(group), expected, "{group}");
+        }
     }
 
     #[test]

@@ -325,3 +325,33 @@ async fn every_process_in_a_cgroup_belongs_to_its_proc() {
     until_gone(process.pid).await;
     moved.assert_ended();
 }
+
+/// As where the kernel does not accept a command in the group that was made for it.
+#[tokio::test]
+async fn a_command_outside_its_group_is_ended_all_the_same() {
+    if !has_cgroups() {
+        return;
+    }
+    let mut proc = Proc::contained("outside", Containment::Cgroup);
+    let elsewhere = home(&proc).parent().expect("a place").join("outside-its-group");
+    fs::create_dir(&elsewhere).expect("root may make groups");
+    for by in ["term", "kill"] {
+        let run = proc.run("sleep 1000; true");
+        let shell = running(proc.executor.look(LookScope::Run(run), &proc.spec.clone())).pid;
+        let sleep = until("it sleeps", || {
+            let children = fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).ok()?;
+            children.split(' ').next()?.parse::<u32>().ok().filter(|child| comm(*child) == "sleep")
+        })
+        .await;
+        for pid in [shell, sleep] {
+            fs::write(elsewhere.join("cgroup.procs"), pid.to_string()).expect("root may move it");
+        }
+        match by {
+            "term" => proc.executor.term_run(run),
+            _ => proc.executor.end_run(run),
+        }
+        proc.end_of(run).await;
+        until_gone(sleep).await;
+    }
+    until("its group can be removed", || fs::remove_dir(&elsewhere).ok()).await;
+}

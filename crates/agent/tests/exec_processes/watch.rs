@@ -136,7 +136,7 @@ async fn a_process_that_cannot_be_looked_at_is_not_reported_as_gone() {
         let given = getrlimit(Resource::Nofile);
         let next = std::os::fd::AsRawFd::as_raw_fd(&std::fs::File::open("/dev/null").expect("a file"));
         let few = Some(u64::try_from(next).expect("a number") + spare);
-        setrlimit(Resource::Nofile, Rlimit { current: few, ..given.clone() }).expect("it is lower");
+        setrlimit(Resource::Nofile, Rlimit { current: few, ..given }).expect("it is lower");
         let seen = proc.recovered(Some(process));
         proc.executor.watch(process);
         let polls = std::time::Duration::from_millis(400);

@@ -60,8 +60,8 @@ fn check(up: &Up) {
     assert!(!next.iter().any(|pid| is_running(*pid)));
 }
 
-/// As `su -` does it where each session has a cgroup: it enters another cgroup and clears the environment,
-/// and what it starts becomes the agent's child.
+/// As `su -` does it where each session has a cgroup: it enters the scope of a new session and clears
+/// the environment, and what it starts becomes the agent's child.
 const MOVE_OUT: &str = "#!/bin/sh
 echo $$ > \"$1/cgroup.procs\"
 (env -i /usr/bin/setsid /bin/sh -c 'sleep 1000 > /dev/null 2>&1 & echo $! >> escaped' &)
@@ -72,7 +72,7 @@ sleep 1
 fn what_a_command_moved_to_another_cgroup_is_ended() {
     let up = crate::up();
     let Some(cgroup_dir) = need(Need::Cgroups, cgroup_dir(&up).ok_or("the agent makes none")) else { return };
-    let elsewhere = Path::new(&cgroup_dir).with_file_name(format!("elsewhere-{}", up.namespace));
+    let elsewhere = Path::new(&cgroup_dir).with_file_name(format!("session-{}.scope", up.namespace));
     fs::create_dir(&elsewhere).expect("root may make groups");
     let command = format!(
         "./move-out {} && (setsid ./web 1000 > /dev/null 2>&1 & echo $! > {})",

@@ -31,8 +31,8 @@ use crate::inbox::Inputs;
 use procfleet_core::ProcKey;
 use procfleet_core::process::Process;
 use procfleet_core::supervise::RunId;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use strays::Strays;
 use watch::ExitWatch;
 
@@ -58,8 +58,8 @@ pub struct ProcExecutor {
     retired: Vec<Id>,
     /// Something of the proc was seen outside its cgroups.
     escaped: bool,
-    /// Boxed, because few procs have any.
-    strays: Option<Box<Strays>>,
+    /// Shared with the tasks that look for them while a command runs.
+    strays: Option<Arc<Mutex<Strays>>>,
     note: String,
     /// The shell of a start command that was found in place of the process after a restart of the agent.
     shell: Option<Id>,

@@ -7,12 +7,14 @@ use super::id_of;
 use crate::exec::cgroup;
 use crate::exec::procfs::Id;
 use crate::exec::scan::tree::{self, Scan};
+use crate::exec::spawn::run::Run;
 use crate::exec::watch::children::Freshness;
 use crate::exec::watch::pidfd;
 use procfleet_core::process::{Found, Process};
 use procfleet_core::spec::Detached;
 use procfleet_core::supervise::{RunId, Signal};
 use std::collections::HashSet;
+use std::path::Path;
 
 impl ProcExecutor {
     /// Kills a command and all that it has started.
@@ -22,7 +24,10 @@ impl ProcExecutor {
         let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
         tracing::info!(key = %self.key, pid = run.leader.pid, "killing a command and its descendants");
         if let Some(group) = &run.group {
-            return cgroup::kill(group);
+            cgroup::kill(group);
+            if !is_outside(run, group) {
+                return;
+            }
         }
         let members = |scan: &Scan| run.members(scan, &self.mark).into_iter().collect();
         tree::kill_all(|| nearby.scan(Freshness::Now), members);
@@ -35,7 +40,10 @@ impl ProcExecutor {
         let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
         tracing::info!(key = %self.key, pid = run.leader.pid, "sending SIGTERM to a command and its descendants");
         if let Some(group) = &run.group {
-            return cgroup::signal(group, rustix::process::Signal::TERM);
+            cgroup::signal(group, rustix::process::Signal::TERM);
+            if !is_outside(run, group) {
+                return;
+            }
         }
         let scan = nearby.scan(Freshness::Now);
         let members = run.members(&scan, &self.mark);
@@ -132,6 +140,12 @@ impl ProcExecutor {
         targets.retain(|id| once.insert(*id));
         targets
     }
+}
+
+/// Whether the command runs outside the group that was made for it: the kernel did not accept it there, or it
+/// was moved.
+fn is_outside(run: &Run, group: &Path) -> bool {
+    run.is_running() && cgroup::pids_in(group).is_ok_and(|pids| !pids.contains(&run.leader.pid))
 }
 
 /// The target of a signal. If the process has died and its pid was reused within the same clock tick, the

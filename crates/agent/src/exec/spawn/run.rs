@@ -7,7 +7,7 @@ use crate::exec::procfs::{Id, Stat};
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::scan::tree::{Scan, SessionState};
 use crate::exec::spawn::command::PreparedCommand;
-use crate::exec::watch::exits::ExitSubscription;
+use crate::exec::watch::exits::{ExitSubscription, OwnedTask};
 use crate::exec::watch::pidfd;
 use procfleet_core::BootTime;
 use procfleet_core::process::{Exit, Process};
@@ -28,6 +28,8 @@ pub(in crate::exec) struct Run {
     pub(in crate::exec) shell: RunShell,
     /// `Some` while the exit of the shell is awaited.
     pub(in crate::exec) waiting: Option<ExitSubscription>,
+    /// Looks for processes that leave the group while the command runs.
+    pub(in crate::exec) noting: Option<OwnedTask>,
     /// The process that it was started for, once it was seen.
     main: Option<Id>,
     session: SessionState,
@@ -66,6 +68,7 @@ impl Run {
             output: path,
             shell,
             waiting: None,
+            noting: None,
             main: None,
             session: SessionState::Open,
             group: None,
@@ -125,6 +128,12 @@ impl Run {
             Stat::find(id.pid).map_or(true, is_it)
         };
         !self.has_ended() && runs(self.leader) && self.main.is_none_or(runs)
+    }
+
+    /// Whether the command itself runs.
+    pub(in crate::exec) fn is_running(&self) -> bool {
+        let is_it = |stat: Stat| stat.id == self.leader && stat.is_running();
+        !self.has_ended() && Stat::read(self.leader.pid).is_some_and(is_it)
     }
 
     /// All that the command has started and that is running, the shell included.
