@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn outcome(length: usize) -> Outcome {
-        Outcome::without_agent(Code::PostCheck, "x".repeat(length), OpKind::Start)
+        Outcome::without_status(Code::PostCheck, "x".repeat(length), OpKind::Start)
     }
 
     fn ops(batch: &[Report]) -> Vec<OpId> {

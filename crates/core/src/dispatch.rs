@@ -73,10 +73,10 @@ pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: impl Displ
                 format!("no outcome by the deadline: {target} took the operation and did not report")
             }
         };
-        return Decision::End(Outcome::without_agent(Code::Timeout, message, op.kind));
+        return Decision::End(Outcome::without_status(Code::Timeout, message, op.kind));
     }
     match (presence, op.progress) {
-        (Presence::Unknown, _) => Decision::End(Outcome::without_agent(
+        (Presence::Unknown, _) => Decision::End(Outcome::without_status(
             Code::NoAgent,
             format!("Can not find Agent by ip {target}: no such host is known here"),
             op.kind,
@@ -88,7 +88,7 @@ pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: impl Displ
             let message = format!(
                 "{target} was not given the operation in time (it was away or too busy, or the server was); {verb} was not begun"
             );
-            Decision::End(Outcome::without_agent(Code::Timeout, message, op.kind))
+            Decision::End(Outcome::without_status(Code::Timeout, message, op.kind))
         }
         (Presence::Connected(_), OpProgress::Waiting) => Decision::Send,
         (Presence::Connected(epoch), OpProgress::Sent(old) | OpProgress::Taken(old)) if epoch != old => {
@@ -105,7 +105,7 @@ pub fn decide(now: BootTime, op: &OpenOp, presence: Presence, target: impl Displ
                 _ if now < until => Decision::Wait { until: until.min(op.deadline) },
                 // The op may have arrived just before the connection broke.
                 OpProgress::Sent(_) => Decision::Wait { until: op.deadline },
-                OpProgress::Waiting | OpProgress::Taken(_) => Decision::End(Outcome::without_agent(
+                OpProgress::Waiting | OpProgress::Taken(_) => Decision::End(Outcome::without_status(
                     Code::NoAgent,
                     format!("Can not find Agent by ip {target}: its agent is not connected"),
                     op.kind,
@@ -123,7 +123,7 @@ pub fn cannot_change(op: &OpenOp, target: impl Display) -> Outcome {
          the agent, or send the whole spec",
         op.kind.verb()
     );
-    Outcome::without_agent(Code::ArgsInvalid, message, op.kind)
+    Outcome::without_status(Code::ArgsInvalid, message, op.kind)
 }
 
 /// How an op ends whose message does not fit a frame of the link.
@@ -133,7 +133,7 @@ pub fn too_large(op: &OpenOp, target: impl Display, bytes: usize, most: usize) -
          are allowed; send a smaller spec, or grant the app fewer accounts",
         op.kind.verb()
     );
-    Outcome::without_agent(Code::BadRequest, message, op.kind)
+    Outcome::without_status(Code::BadRequest, message, op.kind)
 }
 
 /// How an op ends whose app is limited to OS accounts, on an agent of a version that cannot check them.
@@ -145,7 +145,7 @@ pub fn unchecked(op: &OpenOp, target: impl Display) -> Option<Outcome> {
              agent, or use an app with all accounts; {} was not begun",
             op.kind.verb()
         );
-        Outcome::without_agent(Code::NotAllowed, message, op.kind)
+        Outcome::without_status(Code::NotAllowed, message, op.kind)
     })
 }
 
@@ -181,7 +181,7 @@ pub fn cancel(
     cancelling: Cancelling,
     target: impl Display,
 ) -> CancelStep {
-    let end = |message: String| CancelStep::End(Outcome::without_agent(Code::Cancelled, message, op.kind));
+    let end = |message: String| CancelStep::End(Outcome::without_status(Code::Cancelled, message, op.kind));
     let verb = op.kind.verb();
     let unknown = format!("whether {verb} was carried out is not known");
     match (op.progress, presence, cancelling) {
@@ -216,7 +216,7 @@ pub fn dismissed(op: &OpenOp, target: impl Display, reason: &str) -> Outcome {
             format!("{target}: its agent {reason}; whether the operation was carried out is not known"),
         ),
     };
-    Outcome::without_agent(code, message, op.kind)
+    Outcome::without_status(code, message, op.kind)
 }
 
 #[cfg(test)]

@@ -180,7 +180,7 @@ impl Outcome {
     }
 
     /// An outcome without a status of the proc: the op was refused or could not be carried out.
-    pub fn without_agent(code: Code, message: impl Into<String>, kind: OpKind) -> Self {
+    pub fn without_status(code: Code, message: impl Into<String>, kind: OpKind) -> Self {
         let content = if kind.is_query() {
             Content::Status(Box::default())
         } else {

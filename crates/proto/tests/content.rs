@@ -79,7 +79,7 @@ fn a_query_has_exactly_one_instance_running_or_not() {
     );
     assert_eq!(seen["startTime"], "Wed May 24 15:25:48 2017");
 
-    let stopped = Outcome::without_agent(Code::NoAgent, "away", OpKind::Query);
+    let stopped = Outcome::without_status(Code::NoAgent, "away", OpKind::Query);
     let content: Value =
         serde_json::from_str(&result(OpKind::Query, Some(&stopped), None).content).expect("JSON");
     let gone = &content["process"][0]["instance"][0];

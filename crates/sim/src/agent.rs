@@ -356,7 +356,7 @@ impl Agent {
         count(&counters.begun);
         let Some(kind) = OpKind::from_number(u64::from(order.kind)) else {
             let reason = format!("a simulated agent does not know operation {}", order.kind);
-            let outcome = Outcome::without_agent(Code::UnknownOp, reason, OpKind::Start);
+            let outcome = Outcome::without_status(Code::UnknownOp, reason, OpKind::Start);
             let report = Box::new(Report::done(op, &outcome));
             let times = Times { received, reported: 0 };
             self.ops.insert(op, UnconfirmedOp::Ended { report, sent: None, times });

@@ -177,7 +177,7 @@ impl Groups {
 
     /// The last group of a proc is gone. Its folder is removed later, unless the proc is started again until
     /// then.
-    pub(super) fn is_idle(&self, groups: &ProcGroups) {
+    pub(super) fn mark_idle(&self, groups: &ProcGroups) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(groups.home());
     }
 

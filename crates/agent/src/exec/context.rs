@@ -268,8 +268,8 @@ impl ExecContext {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner).contains(mark.name().as_bytes())
     }
 
-    /// No process of an earlier agent process has this mark any longer.
-    pub(super) fn inherits_no_more(&self, mark: &ProcMark) {
+    /// Forgets a mark: no process of an earlier agent process has it.
+    pub(super) fn forget_inherited(&self, mark: &ProcMark) {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.name().as_bytes());
     }
 

@@ -397,13 +397,13 @@ fn accept(t: &Connection, key: &ProcKey, order: &Order) -> rusqlite::Result<Acce
              nothing was done now",
             order.kind.verb()
         );
-        return Ok(Acceptance::Done(Outcome::without_agent(Code::Interrupted, message, order.kind)));
+        return Ok(Acceptance::Done(Outcome::without_status(Code::Interrupted, message, order.kind)));
     }
     let order = match divide::with_whole_spec(t, key, order.clone())? {
         Ok(order) => order,
         Err(fault) => {
             let message = format!("{} was not begun: {fault}", order.kind.verb());
-            return Ok(Acceptance::Done(Outcome::without_agent(fault.code(), message, order.kind)));
+            return Ok(Acceptance::Done(Outcome::without_status(fault.code(), message, order.kind)));
         }
     };
     let parts = divide::divide(t, key, &order)?;

@@ -452,7 +452,7 @@ fn not_understood(kind: u32, fault: &BadMessage) -> Outcome {
          nothing was done"
     );
     warn!(%message, "refused an op of a newer protocol version");
-    Outcome::without_agent(code, message, OpKind::from_number(kind.into()).unwrap_or(OpKind::Start))
+    Outcome::without_status(code, message, OpKind::from_number(kind.into()).unwrap_or(OpKind::Start))
 }
 
 /// The outcome of an op on a proc that this agent could not report.
@@ -460,7 +460,7 @@ fn badly_named(kind: OpKind, field: &str, fault: NameFault) -> Outcome {
     let message =
         format!("{} was not begun: the {field} of the process {fault}; nothing was done", kind.verb());
     warn!(%message, "refused an op");
-    Outcome::without_agent(Code::BadRequest, message, kind)
+    Outcome::without_status(Code::BadRequest, message, kind)
 }
 
 /// Questions that are being answered. They end with the session; the server answers its callers then.

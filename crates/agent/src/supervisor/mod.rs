@@ -368,7 +368,7 @@ impl SupervisorWork {
         open.filter(|op| op.whole().1.is_none()).for_each(|op| self.shared.open.begin(op));
         for (op, kind) in unbegun {
             let message = format!("interrupted: {} was not begun before the host was restarted", kind.verb());
-            let mut outcome = Outcome::without_agent(Code::Interrupted, message, kind);
+            let mut outcome = Outcome::without_status(Code::Interrupted, message, kind);
             if let (Content::Control { .. }, Some(record)) = (&outcome.content, &record) {
                 let Identity { proc_name, setup_path, .. } = record.spec.identity.clone();
                 let hosted = record.hosting == Hosting::Hosted;
@@ -405,7 +405,7 @@ impl SupervisorWork {
                 "{} was not begun: the agent was started anew, and the server did not ask for it again before its deadline",
                 order.kind.verb()
             );
-            let outcome = Outcome::without_agent(Code::Timeout, message, order.kind);
+            let outcome = Outcome::without_status(Code::Timeout, message, order.kind);
             self.end_unbegun(&key, order.op, outcome).await;
         }
     }
@@ -416,7 +416,7 @@ impl SupervisorWork {
             "interrupted: the agent ended while {} was under way and does not repeat it",
             kind.verb()
         );
-        self.end_unbegun(key, op, Outcome::without_agent(Code::Interrupted, message, kind)).await;
+        self.end_unbegun(key, op, Outcome::without_status(Code::Interrupted, message, kind)).await;
     }
 
     /// Ends an op without a proc's actor.
@@ -474,7 +474,7 @@ impl SupervisorWork {
                         warn!(op = %order.op, proc = %key, kind = order.kind.verb(), %reason, "op refused");
                         for (key, part) in parts {
                             let reason = reason.clone();
-                            let outcome = Outcome::without_agent(Code::NotAllowed, reason, part.kind);
+                            let outcome = Outcome::without_status(Code::NotAllowed, reason, part.kind);
                             self.end_unbegun(&key, part.op, outcome).await;
                         }
                         continue;
@@ -505,7 +505,7 @@ impl SupervisorWork {
             Ok(JournalledOp::Done(outcome)) => return self.shared.outbox.done(op, outcome),
             Ok(JournalledOp::Unknown) => {
                 let message = "cancelled: it never came to this host, and nothing was done";
-                let outcome = Outcome::without_agent(Code::Cancelled, message, OpKind::Stop);
+                let outcome = Outcome::without_status(Code::Cancelled, message, OpKind::Stop);
                 return self.shared.outbox.done(op, outcome);
             }
             Err(failure) => {
@@ -529,7 +529,7 @@ impl SupervisorWork {
         }
         for (key, order) in held {
             let message = format!("cancelled: {} had not begun, and nothing was done", order.kind.verb());
-            let outcome = Outcome::without_agent(Code::Cancelled, message, order.kind);
+            let outcome = Outcome::without_status(Code::Cancelled, message, order.kind);
             self.end_unbegun(&key, order.op, outcome).await;
         }
     }
@@ -576,7 +576,7 @@ impl SupervisorWork {
             "{} was not begun: the agent cannot write to its data folder (is the disk full?); nothing was done",
             kind.verb()
         );
-        self.shared.outbox.done(op, Outcome::without_agent(Code::SystemError, message, kind));
+        self.shared.outbox.done(op, Outcome::without_status(Code::SystemError, message, kind));
     }
 
     async fn deliver(&mut self, key: &ProcKey, order: Order) {
@@ -585,7 +585,7 @@ impl SupervisorWork {
         }
         if let Some(reason) = self.unreadable.get(key) {
             let message = format!("{} was not begun: {}", order.kind.verb(), unreadable_note(reason));
-            let outcome = Outcome::without_agent(Code::SystemError, message, order.kind);
+            let outcome = Outcome::without_status(Code::SystemError, message, order.kind);
             return self.end_unbegun(key, order.op, outcome).await;
         }
         if !self.actors.contains_key(key) {
@@ -614,8 +614,8 @@ impl SupervisorWork {
             Some(spec) => Ok(spec.groups),
         };
         let outcome = match &groups {
-            Ok(_) => Outcome::without_agent(Code::Success, "success", kind),
-            Err((code, message)) => Outcome::without_agent(*code, message, kind),
+            Ok(_) => Outcome::without_status(Code::Success, "success", kind),
+            Err((code, message)) => Outcome::without_status(*code, message, kind),
         };
         match groups {
             Ok(groups) => {

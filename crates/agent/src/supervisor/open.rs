@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn an_op_in_parts_ends_once_and_with_the_last_of_them() {
         let op = |text: &str| text.parse::<OpId>().expect("an op id");
-        let outcome = |code| Outcome::without_agent(code, "said", OpKind::Stop);
+        let outcome = |code| Outcome::without_status(code, "said", OpKind::Stop);
         let (one, many) = (op("20190813145456-8-0"), op("20190813145456-8-1"));
         let open = OpenOps::default();
         for begun in [one, many.part(1), many.part(2)] {

@@ -80,13 +80,13 @@
 //!   late or twice does no harm.
 
 mod event;
+mod interval;
 mod job;
 mod limits;
 mod machine;
 mod messages;
 mod policy;
 mod record;
-mod timetable;
 
 pub use crate::usage::{LimitHistory, Usage};
 pub use event::Severity;

@@ -412,7 +412,7 @@ impl World {
             None => {
                 self.machine = Machine::new(key());
                 for (op, kind) in interrupted {
-                    self.finish(op, Outcome::without_agent(Code::Interrupted, "lost", kind));
+                    self.finish(op, Outcome::without_status(Code::Interrupted, "lost", kind));
                 }
             }
         }

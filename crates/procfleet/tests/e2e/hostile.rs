@@ -107,7 +107,7 @@ fn an_agent_that_breaks_the_protocol_is_cut_off_and_counted() {
     let task = proc.submit(Op::Start);
     let op = up.client.data(&format!("/api/v1/tasks/{}", task.id))["ops"][0]["op_id"].clone();
     let op = op.as_str().expect("an id").parse().expect("an op's id");
-    let lie = Report::done(op, &Outcome::without_agent(Code::Success, "a lie", OpKind::Start));
+    let lie = Report::done(op, &Outcome::without_status(Code::Success, "a lie", OpKind::Start));
     check_cut(&up, &peer, "not_its_own", |talk| {
         talk.send(agent_message::Body::Reports(Reports { reports: vec![lie] }).into_bytes());
     });

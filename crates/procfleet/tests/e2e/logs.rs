@@ -238,8 +238,8 @@ fn a_log_that_others_empty_or_rename_is_still_read() {
     goes_on("the deleted log is read");
 }
 
-/// After a restart the agent looks at what its processes write to. What is not a log is neither copied nor cut,
-/// whatever rights the agent has.
+/// After a restart the agent looks at what its processes write to. What is not a log is neither copied nor
+/// cut, whatever rights the agent has.
 #[test]
 fn an_output_that_is_no_log_is_never_cut() {
     let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--log-size", "0.0625", "--log-keep", "1000"]);
@@ -256,7 +256,8 @@ fn an_output_that_is_no_log_is_never_cut() {
     let (secret, export) = (file("secret"), file("export.csv"));
     let proc = |name: &str| up.proc(name).identity("log_path", logs.to_str().expect("a plain path"));
 
-    // The program gives up root's rights, and then takes a file of root's as its output, which it cannot open.
+    // The program gives up root's rights, and then takes a file of root's as its output, which it cannot
+    // open.
     let sly = has(Need::Root, account() == "root").then(|| {
         let perl = format!(
             "use POSIX; setgid(65534); setuid(65534); sysopen(my $file, \"{}\", 0x200000) or die $!; \

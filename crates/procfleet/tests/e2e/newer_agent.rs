@@ -35,7 +35,7 @@ fn unknown_messages_fields_and_codes_of_a_newer_agent_do_not_end_its_session() {
     let task = proc.submit(Op::Start);
     let op = next_op(&mut talk);
     let mut report =
-        Report::done(op, &Outcome::without_agent(Code::PostCheck, "of the next version", OpKind::Start));
+        Report::done(op, &Outcome::without_status(Code::PostCheck, "of the next version", OpKind::Start));
     report.done.as_mut().expect("an outcome").code = 4_242;
     talk.send(agent_message::Body::Reports(Reports { reports: vec![report] }).into_bytes());
 
@@ -76,7 +76,7 @@ fn unknown_content_states_and_groups_of_a_newer_agent_do_not_end_its_session() {
     groups.groups = br#"[{"id":"gse","cpu_pool_limit":"a fifth"}]"#.to_vec();
     let states = States { all: true, procs, groups: vec![groups], ..States::default() };
     talk.send(agent_message::Body::States(states).into_bytes());
-    let mut report = Report::done(op, &Outcome::without_agent(Code::Success, "archived", OpKind::Start));
+    let mut report = Report::done(op, &Outcome::without_status(Code::Success, "archived", OpKind::Start));
     report.done.as_mut().expect("an outcome").content = br#"{"archive":{"files":3}}"#.to_vec();
     talk.send(agent_message::Body::Reports(Reports { reports: vec![report] }).into_bytes());
 

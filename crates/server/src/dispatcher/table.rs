@@ -117,7 +117,7 @@ impl Work {
                 && self.cluster.saw_epoch(agent, epoch)
                 && self.cluster.is_shared()
             {
-                self.was_elsewhere(agent);
+                self.mark_maybe_sent(agent);
             }
         }
         if rows.iter().filter_map(|row| row.holder).any(|holder| self.cluster.has_died_since(holder)) {
@@ -134,7 +134,7 @@ impl Work {
 
     /// The agent was connected to another server in between, which may have sent its ops. The grace period
     /// of its earlier disconnect from this server is over.
-    fn was_elsewhere(&mut self, agent: &AgentId) {
+    fn mark_maybe_sent(&mut self, agent: &AgentId) {
         self.back_by.remove(agent);
         for op in self.by_agent.get(agent).into_iter().flatten() {
             if let Some(entry) = self.ops.get_mut(op)

@@ -238,7 +238,7 @@ async fn an_op_that_an_ended_server_may_have_sent_is_asked_for_again() {
         let dispatcher = fixture.dispatcher().await;
         let (epoch, mut orders) = fixture.connect(&dispatcher).await;
         assert_eq!(next_op(&mut orders).await, ops[0], "orderly: {orderly}");
-        let outcome = Outcome::without_agent(Code::Success, "it was done".to_owned(), OpKind::Query);
+        let outcome = Outcome::without_status(Code::Success, "it was done".to_owned(), OpKind::Query);
         let reports = vec![(ops[0], Some(outcome))];
         dispatcher.report(&fixture.agent, epoch, reports, 100).await;
         fixture.wait_until_ended(&dispatcher, ops[0].task).await;
@@ -333,7 +333,7 @@ async fn a_cancelled_op_that_was_sent_is_asked_about_and_ends_with_what_its_agen
     cancel(&fixture, &dispatcher, ops[0].task).await;
     let asked = tokio::time::timeout(PATIENCE, orders.recv()).await.expect("a message");
     assert_eq!(asked, Some(Body::Cancel(Cancel { ops: vec![ops[0].to_string()] })));
-    let done = Outcome::without_agent(Code::Success, "it was quicker".to_owned(), OpKind::Query);
+    let done = Outcome::without_status(Code::Success, "it was quicker".to_owned(), OpKind::Query);
     let reports = vec![(ops[0], Some(done))];
     dispatcher.report(&fixture.agent, epoch, reports, 100).await;
     fixture.wait_until_ended(&dispatcher, ops[0].task).await;
@@ -500,7 +500,7 @@ async fn reports_that_wait_to_be_written_are_bounded_in_bytes() {
     let (epoch, _orders) = fixture.connect(&dispatcher).await;
     let report = || {
         let op = OpId { task: TaskId { stamp: 1, number: 999_999 }, index: 0 };
-        vec![(op, Some(Outcome::without_agent(Code::Success, "done", OpKind::Query)))]
+        vec![(op, Some(Outcome::without_status(Code::Success, "done", OpKind::Query)))]
     };
     for _ in 0..4 {
         let reporting = dispatcher.report(&fixture.agent, epoch, report(), REPORT_BYTES);
@@ -536,7 +536,7 @@ async fn an_agent_that_reports_the_op_of_another_is_cut() {
         capabilities: ALL_CAPABILITIES,
     };
     assert!(dispatcher.send(message).await);
-    let outcome = Outcome::without_agent(Code::Success, "it was done", OpKind::Query);
+    let outcome = Outcome::without_status(Code::Success, "it was done", OpKind::Query);
     dispatcher.report(&liar, Epoch(1), vec![(ops[0], Some(outcome))], 100).await;
     let reason = tokio::time::timeout(PATIENCE, cut.during(pending::<()>())).await.expect("it is cut");
     assert_eq!(reason, Err(CutReason::NotItsOwn));

@@ -154,7 +154,7 @@ impl Admitted {
 
     /// Counts the connection for the address behind a proxy instead of the proxy's. No login has been checked
     /// yet, and no head been read.
-    pub(super) fn is_from(&self, net: PeerNet) {
+    pub(super) fn count_for(&self, net: PeerNet) {
         let ConnectionInfo { slot, limiter } = &self.0;
         let mut slots = limiter.lock();
         let Some(before) = slots.net(slot.number).filter(|before| *before != net) else { return };
@@ -310,7 +310,7 @@ mod tests {
         let mut many = Vec::new();
         for last in 0..8 {
             let admitted = limiter.admit(net("10.0.0.9")).await;
-            admitted.is_from(net(&format!("192.0.2.{last}")));
+            admitted.count_for(net(&format!("192.0.2.{last}")));
             many.push(admitted);
         }
         for admitted in &many {
@@ -318,16 +318,16 @@ mod tests {
         }
         // One address behind the proxy has its quarter, the same as without a proxy.
         let own = admit_many(&limiter, "10.0.0.9", 3).await;
-        own.iter().for_each(|admitted| admitted.is_from(net("192.0.2.99")));
+        own.iter().for_each(|admitted| admitted.count_for(net("192.0.2.99")));
         let fourth = limiter.admit(net("10.0.0.9")).await;
-        fourth.is_from(net("192.0.2.99"));
+        fourth.count_for(net("192.0.2.99"));
         assert!(is_evicted(&own[0]).await && !is_evicted(&own[1]).await && !is_evicted(&many[0]).await);
         fourth.connection().logged_in();
         assert_eq!(limiter.lock().unauthenticated[&net("192.0.2.99")].len(), 2);
         assert!(fourth.connection().admits_large_head());
         assert_eq!(limiter.lock().large_heads[&net("192.0.2.99")].len(), 1);
         // A header that comes after the eviction changes nothing.
-        own[0].is_from(net("192.0.2.5"));
+        own[0].count_for(net("192.0.2.5"));
         drop(many);
         // Connections that send no header count for the proxy.
         let silent = admit_many(&limiter, "10.0.0.9", 4).await;

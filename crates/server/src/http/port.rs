@@ -102,7 +102,7 @@ async fn find_origin(
         }
         origin = proxies.origin(&mut stream, from, ServerPort::Api) => origin?,
     };
-    admitted.is_from(PeerNet::from(origin.address.ip()));
+    admitted.count_for(PeerNet::from(origin.address.ip()));
     Some((stream, origin.address))
 }
 

@@ -162,12 +162,12 @@ impl SlotState {
 
 impl HandshakeSlot {
     /// Records that the peer has sent something valid.
-    pub(super) fn has_sent_data(&self) {
+    pub(super) fn mark_sent_data(&self) {
         self.slot.has_sent_data.store(true, Ordering::Relaxed);
     }
 
     /// Counts the slot for the address behind a proxy instead of the proxy's.
-    pub(super) fn is_from(&self, net: PeerNet) {
+    pub(super) fn count_for(&self, net: PeerNet) {
         if let Some((counted, _)) = self.limiter.lock().by_number.get_mut(&self.number) {
             *counted = net;
         }
@@ -228,13 +228,13 @@ mod tests {
         let limiter = HandshakeLimiter::new(3);
         let (first, second, third) =
             (limiter.take(net(1)).await, limiter.take(net(1)).await, limiter.take(net(1)).await);
-        first.has_sent_data();
+        first.mark_sent_data();
         let began = Instant::now();
         let fourth = limiter.take(net(1)).await;
         assert_eq!(began.elapsed(), SILENT, "each peer has its minimum time");
         assert!(is_evicted(&second).await && !is_evicted(&first).await && !is_evicted(&third).await);
-        fourth.has_sent_data();
-        third.has_sent_data();
+        fourth.mark_sent_data();
+        third.mark_sent_data();
         let fifth = limiter.take(net(1)).await;
         assert_eq!(began.elapsed(), ACTIVE);
         assert!(is_evicted(&first).await && !is_evicted(&third).await && !is_evicted(&fourth).await);
@@ -246,7 +246,7 @@ mod tests {
     async fn only_time_in_which_the_server_waits_for_the_peer_counts() {
         let limiter = HandshakeLimiter::new(1);
         let first = limiter.take(net(1)).await;
-        first.has_sent_data();
+        first.mark_sent_data();
         let pause = |time| async move { first.wait_for(tokio::time::sleep(time)).await.map(|()| first) };
         let first = pause(ACTIVE / 2).await.expect("nobody else is there");
         // The server is at work, for longer than a peer may take.
@@ -281,11 +281,11 @@ mod tests {
     async fn a_slot_counts_for_the_address_behind_a_proxy() {
         let limiter = HandshakeLimiter::new(5);
         let (agents, flood) = ([limiter.take(net(9)).await, limiter.take(net(9)).await], net(2));
-        agents[0].is_from(net(3));
-        agents[1].is_from(net(4));
+        agents[0].count_for(net(3));
+        agents[1].count_for(net(4));
         let (first, second) = (limiter.take(net(9)).await, limiter.take(net(9)).await);
-        first.is_from(flood);
-        second.is_from(flood);
+        first.count_for(flood);
+        second.count_for(flood);
         let silent = limiter.take(net(9)).await;
         tokio::time::advance(ACTIVE).await;
         let next = limiter.take(net(9)).await;
@@ -293,7 +293,7 @@ mod tests {
         for other in [&agents[0], &agents[1], &second, &silent] {
             assert!(!is_evicted(other).await);
         }
-        first.is_from(net(7));
+        first.count_for(net(7));
         drop((agents, first, second, silent, next));
         assert_eq!(limiter.lock().by_number.len(), 0, "an evicted slot does not come back");
     }

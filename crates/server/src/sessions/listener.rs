@@ -171,7 +171,7 @@ async fn accept_peer(
         return debug!(%from, "a proxy's connection without a header was evicted for another");
     };
     let Some(PeerOrigin { address: from, speaker }) = origin else { return };
-    slot.is_from(PeerNet::from(from.ip()));
+    slot.count_for(PeerNet::from(from.ip()));
     let handshake = tokio::time::timeout(HANDSHAKE, Box::pin(tls_handshake(stream, &slot, tls)));
     match slot.wait_for(handshake).await {
         Ok(Ok(Ok((stream, certificate, entrance)))) => {
@@ -216,7 +216,7 @@ async fn tls_handshake(
     let mut first = vec![0; FIRST_RECORD];
     let seen = stream.peek(&mut first).await?;
     if begins_with_a_record(&first[..seen]) {
-        slot.has_sent_data();
+        slot.mark_sent_data();
     }
     drop(first);
     let mut entrance = Entrance::Agents;
@@ -233,7 +233,7 @@ async fn tls_handshake(
             handshake::accept_by_name(stream, choose).await?
         }
     };
-    slot.has_sent_data();
+    slot.mark_sent_data();
     let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
     Ok((stream, certificate.map(CertificateDer::into_owned), entrance))
 }

@@ -23,7 +23,7 @@ pub async fn settle(store: &Store, clock: Clock) -> Result<(), StoreError> {
         let ended = rows.iter().map(|row| Finished {
             op: row.op,
             by: EndedBy::Server(None),
-            outcome: Outcome::without_agent(Code::Interrupted, UNKNOWN, row.request.kind),
+            outcome: Outcome::without_status(Code::Interrupted, UNKNOWN, row.request.kind),
             at: now,
         });
         store.finish_ops(ended.collect()).await?;

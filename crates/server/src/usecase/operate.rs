@@ -245,7 +245,7 @@ async fn prepare(
                 (Some(FoundTarget::Nowhere) | None, None, _) => (None, None),
             };
             let ended =
-                ended.map(|(code, reason)| Box::new(Outcome::without_agent(code, reason, request.kind)));
+                ended.map(|(code, reason)| Box::new(Outcome::without_status(code, reason, request.kind)));
             ops.push(NewOp { request: head, target, agent, start_by, deadline, ended });
         }
         heads.push(RequestHead {

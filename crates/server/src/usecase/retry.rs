@@ -99,7 +99,7 @@ mod tests {
                 retry_of: None,
             };
             assert_eq!(task.requests, [head]);
-            let outcome = Outcome::without_agent(code, reason, OpKind::Start);
+            let outcome = Outcome::without_status(code, reason, OpKind::Start);
             assert_eq!(is_outside_unknown_scope(&task, &outcome), left_out, "{reason} {code:?}");
         }
     }

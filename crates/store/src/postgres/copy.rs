@@ -130,8 +130,8 @@ impl CopyTransaction<'_> {
         Ok(())
     }
 
-    /// Agents that were connected when the store was copied have the server 0, which ends with the copy. So for
-    /// a day only a token that allows it replaces one that has not reconnected (see `join`).
+    /// Agents that were connected when the store was copied have the server 0, which ends with the copy. So
+    /// for a day only a token that allows it replaces one that has not reconnected (see `join`).
     pub(crate) async fn end_sessions(&self) -> Result<(), StoreError> {
         let sql = "INSERT INTO server_ends (server, ended_at) \
                    VALUES (0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) \

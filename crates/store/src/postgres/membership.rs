@@ -132,8 +132,8 @@ pub(super) async fn enter(client: &impl GenericClient, membership: &Membership) 
     client.execute(sql, &[]).await?;
     // A session of a server without a row counts as one of a dead server.
     client.execute("DELETE FROM servers WHERE state <> 'up' AND id < $1", &[&(own.0 - KEPT_ROWS)]).await?;
-    // For a day, they protect agents from being replaced (see `join`), however often servers restart. The end of
-    // a server that has a row stays, because without it the agents of the server would count as connected.
+    // For a day, they protect agents from being replaced (see `join`), however often servers restart. The end
+    // of a server that has a row stays, because without it the agents of the server would count as connected.
     let sql = "DELETE FROM server_ends WHERE ended_at < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - $1 \
                AND NOT EXISTS (SELECT 1 FROM servers WHERE id = server)";
     client.execute(sql, &[&KEPT_ENDS_MS]).await?;

@@ -16,6 +16,7 @@
 //! - All units lock rows in one order: the server's own row, sessions by agent, tasks by number, the event
 //!   counter, the rest.
 
+mod agent_connects;
 mod agent_list;
 mod agents;
 mod apps;
@@ -27,7 +28,6 @@ mod certificates;
 mod columns;
 mod conditions;
 mod connect;
-mod connects;
 mod copy;
 mod events;
 mod fault;
@@ -59,10 +59,10 @@ mod wakeups;
 
 use crate::StoreError;
 use crate::membership::{Membership, MembershipView, ServerTerm};
+use agent_connects::{Connect, Disconnect};
 use certificates::PresentedCertificate;
 use conditions::{Value, numbered};
 use connect::Database;
-use connects::{Connect, Disconnect};
 use deadpool_postgres::Transaction;
 use events::EventReport;
 use fault::{PgFault, Repeat};

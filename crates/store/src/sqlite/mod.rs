@@ -30,7 +30,7 @@ mod generation;
 mod health;
 mod integrity;
 mod join;
-mod lost;
+mod missing_store;
 mod ops;
 mod proc_list;
 mod process_groups;

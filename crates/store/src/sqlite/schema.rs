@@ -4,7 +4,7 @@ use super::connection::{connect, create};
 use super::file_id::{self, FileOrigin};
 use super::integrity::StoreSize;
 use super::store_lock::{StoreLock, lock};
-use super::{agents, failed, generation, integrity, lost, named};
+use super::{agents, failed, generation, integrity, missing_store, named};
 use crate::StoreError;
 use procfleet_sqlite::{Migrations, VersionError};
 use rusqlite::{Connection, OpenFlags};
@@ -47,13 +47,13 @@ pub(super) fn open(path: &Path) -> Result<OpenedDatabase, StoreError> {
     // The lock comes before anything else touches the file: closing any descriptor of a SQLite file drops the
     // locks that SQLite holds on it in this process.
     let lock = lock(path)?;
-    lost::check_file(path)?;
+    missing_store::check_file(path)?;
     let (origin, stamp) = file_id::origin(path)?;
     let size = StoreSize::of(path);
     create(path).map_err(|source| StoreError::File { doing: "creating", path: path.to_owned(), source })?;
     let mut connection = connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE)
         .map_err(|source| named(failed("opening the store", source), path))?;
-    lost::check_tables(&connection, path)?;
+    missing_store::check_tables(&connection, path)?;
     if size == StoreSize::Small {
         integrity::check(&connection, path)?;
     }

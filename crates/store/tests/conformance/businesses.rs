@@ -110,7 +110,7 @@ on_each_engine!(an_op_may_have_ended_before_it_began);
 async fn an_op_may_have_ended_before_it_began(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b"]).await;
     let mut new = new_task(&["a", "b"]);
-    let outcome = Outcome::without_agent(Code::NotAllowed, "outside", OpKind::Start);
+    let outcome = Outcome::without_status(Code::NotAllowed, "outside", OpKind::Start);
     (new.ops[1].agent, new.ops[1].ended) = (None, Some(Box::new(outcome.clone())));
     let id = store.create_task(new).await.expect("a task");
     let (record, ops) = store.task_results(id).await.expect("no error").expect("the task");

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 impl ProcExecutor {
     /// Looks whether the process is running.
     pub fn look(&mut self, scope: LookScope, spec: &Spec) -> Sighting {
-        self.mark.is_for_account(&spec.identity.user);
+        self.mark.set_account(&spec.identity.user);
         if scope == LookScope::Leftovers {
             return self.look_for_leftovers();
         }

@@ -20,7 +20,7 @@ impl ProcExecutor {
         self.tidy();
         self.mark_changed();
         self.note_strays();
-        self.mark.is_for_account(&spec.identity.user);
+        self.mark.set_account(&spec.identity.user);
         let launch = self.context.prepare(&self.key, &self.mark, command, spec);
         let started = launch.and_then(|launch| {
             let output = self.output(run, &launch, spec);

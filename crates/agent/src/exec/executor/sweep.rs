@@ -43,7 +43,7 @@ impl ProcExecutor {
             Signal::Kill => {
                 tree::kill_all(|| nearby.scan(Freshness::Now), targets);
                 if left == 0 {
-                    self.context.inherits_no_more(&self.mark);
+                    self.context.forget_inherited(&self.mark);
                 }
             }
         }
@@ -123,7 +123,7 @@ impl ProcExecutor {
             self.current().map(|id| id.pid).chain(at_work.map(|run| run.leader.pid)).collect();
         let left = self.groups.left(|pid| kept.contains(&pid));
         if self.groups.is_empty() {
-            self.context.groups.is_idle(&self.groups);
+            self.context.groups.mark_idle(&self.groups);
         }
         left
     }

@@ -47,7 +47,7 @@ impl ProcExecutor {
         let sender = self.input_sender();
         let shell = self.runs().find(|run| run.leader == id).map(|run| run.shell.clone());
         let watch = match shell {
-            Some(shell) => match shell.is_watched_as(process) {
+            Some(shell) => match shell.watch_as(process) {
                 None => ExitWatch::Shell(shell),
                 Some(exit) => {
                     self.mark_changed();

@@ -35,7 +35,7 @@ impl<'a> StartedByHand<'a> {
             return None;
         }
         let (mut mark, folder) = (self.context.proc_mark(key), SetupPath::of(identity));
-        mark.is_for_account(user);
+        mark.set_account(user);
         let scan = self.scan.get_or_init(|| Scan::without(&children::kept()));
         let fits = |stat: &&&Stat| {
             let is_in_folder =

@@ -96,8 +96,8 @@ impl ProcMark {
         ProcMark { name: name.into_boxed_str(), secret, user: String::new() }
     }
 
-    /// From now on the proc's spec names this account.
-    pub(in crate::exec) fn is_for_account(&mut self, user: &str) {
+    /// Sets the account that the proc's spec names.
+    pub(in crate::exec) fn set_account(&mut self, user: &str) {
         if self.user != user {
             user.clone_into(&mut self.user);
         }

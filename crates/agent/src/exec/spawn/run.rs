@@ -175,7 +175,7 @@ impl RunShell {
 
     /// The shell is this process: its exit will be reported for the process too. Returns the exit if the
     /// shell has been reaped already.
-    pub(in crate::exec) fn is_watched_as(&self, process: Process) -> Option<Exit> {
+    pub(in crate::exec) fn watch_as(&self, process: Process) -> Option<Exit> {
         let mut life = self.lock();
         if life.exit.is_none() {
             life.watched = Some(process);

@@ -132,7 +132,7 @@ pub(in crate::exec) fn reap(which: WaitId<'_>, pid: u32) -> Result<Option<Exit>,
     let mut children = lock();
     let status = waitid(which, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)?;
     if status.is_some() {
-        children.is_reaped(pid);
+        children.forget(pid);
     }
     Ok(status.map(|status| match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Exit::Code(code),
@@ -151,7 +151,7 @@ pub(in crate::exec) fn reap_adopted() {
         // How it died is of no interest.
         match waitid(WaitId::Pid(child), WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
             Ok(None) => {}
-            Ok(Some(_)) | Err(_) => children.is_reaped(pid),
+            Ok(Some(_)) | Err(_) => children.forget(pid),
         }
     }
 }
@@ -167,8 +167,8 @@ impl Children {
         Some(all)
     }
 
-    /// From now on its number may be another's.
-    fn is_reaped(&mut self, pid: u32) {
+    /// The child was reaped: its pid may be reused.
+    fn forget(&mut self, pid: u32) {
         self.kept.iter_mut().for_each(|kept| {
             kept.remove(&pid);
         });

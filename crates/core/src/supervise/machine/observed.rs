@@ -148,8 +148,8 @@ impl Machine {
                 self.wait_for_command(now, spec, process, out)
             }
             Purpose::Recover { interrupted } => {
-                // The launch may still bring another process only if the spec has a pid file and this process was
-                // found in another way.
+                // The launch may still bring another process only if the spec has a pid file and this process
+                // was found in another way.
                 self.rare.interrupted_launch = self
                     .rare
                     .interrupted_launch

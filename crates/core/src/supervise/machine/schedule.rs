@@ -13,7 +13,7 @@ use crate::supervise::job::{EndPhase, Ending, Job, Purpose, Stage};
 use crate::supervise::record::Rest;
 use crate::supervise::{
     CommandEnd, Effect, EffectAnswer, Event, Hosting, Input, Next, PlanId, ProcNotice, RunId, Signal, Step,
-    Write, messages, timetable,
+    Write, interval, messages,
 };
 use std::time::Duration;
 
@@ -90,13 +90,13 @@ impl Machine {
                 State::Down(Rest::Due { at })
             }
             (Schedule::Every(every), Since::Run) => {
-                let (at, missed) = last.map_or((now, 0), |last| timetable::after(now, last, every));
+                let (at, missed) = last.map_or((now, 0), |last| interval::after(now, last, every));
                 self.missed_in_all(missed, out);
                 State::Down(Rest::Due { at })
             }
             (Schedule::Every(every), Since::Away) => {
                 let due = due.or(last.map(|last| last + every)).unwrap_or(now);
-                self.missed_in_all(if due < now { timetable::passed(now, due, every) } else { 0 }, out);
+                self.missed_in_all(if due < now { interval::passed(now, due, every) } else { 0 }, out);
                 State::Down(Rest::Due { at: due.max(now) })
             }
             (Schedule::Cron(rule), Since::Hosting | Since::Now) => self.plan(rule, None, out),
@@ -136,7 +136,7 @@ impl Machine {
         match spec.policy.kind.schedule() {
             Some(Schedule::Every(every)) => {
                 // The first of them takes place late.
-                self.missed(timetable::passed(now, at, *every).saturating_sub(1), out);
+                self.missed(interval::passed(now, at, *every).saturating_sub(1), out);
             }
             Some(Schedule::Cron(rule)) if now.since(at) > LATEST => {
                 return self.plan(rule.clone(), Some(at - GRAIN), out);
@@ -241,7 +241,7 @@ impl Machine {
         let last = self.streak.last_start;
         match (self.timetable().cloned(), self.rare.overlap) {
             (Some(Schedule::Every(every)), _) => {
-                let missed = last.map_or(0, |last| timetable::after(now, last, every).1);
+                let missed = last.map_or(0, |last| interval::after(now, last, every).1);
                 self.missed_so_far(now, missed, out);
             }
             (Some(Schedule::Cron(_)), Overlap::At(at)) if now < at.min(self.rare.planned + PLAN_EVERY) => {}

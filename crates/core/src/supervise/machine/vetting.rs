@@ -144,7 +144,7 @@ impl Machine {
 /// Without the stored spec, which belongs to another account.
 fn refuse(order: &Order, reason: String, out: &mut Step) {
     let message = format!("{} was refused: {reason}; nothing was done", order.kind.verb());
-    out.writes.push(Write::Done(order.op, Outcome::without_agent(Code::NotAllowed, message, order.kind)));
+    out.writes.push(Write::Done(order.op, Outcome::without_status(Code::NotAllowed, message, order.kind)));
 }
 
 /// Why an order about a namespace is refused to an app that is limited to accounts.
@@ -152,6 +152,6 @@ pub fn group_refusal(order: &Order) -> Option<Outcome> {
     (order.kind == OpKind::Group && !order.accounts.is_all()).then(|| {
         let message = "group was refused: the limits of a process group end processes of every account in the namespace, and the \
                        app is limited to some accounts; nothing was done";
-        Outcome::without_agent(Code::NotAllowed, message, order.kind)
+        Outcome::without_status(Code::NotAllowed, message, order.kind)
     })
 }

@@ -83,7 +83,7 @@ async fn ops_that_ended_elsewhere_are_forgotten_and_those_who_wait_are_told() {
     let mut waiting = waiting().await;
     waiting.poll().await;
     let mut changes = waiting.servers.work.changes.subscribe();
-    let outcome = Outcome::without_agent(Code::Success, "done", OpKind::Query);
+    let outcome = Outcome::without_status(Code::Success, "done", OpKind::Query);
     let by = EndedBy::Agent(waiting.fixture.agent.clone());
     let finished = Finished { op: waiting.op, by, outcome, at: 1 };
     waiting.servers.two.finish_ops(vec![finished]).await.expect("stored");

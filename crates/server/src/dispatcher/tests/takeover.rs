@@ -182,7 +182,7 @@ async fn ops_that_ended_elsewhere_are_forgotten_when_their_agent_connects() {
     let finished = Finished {
         op: waiting.op,
         by,
-        outcome: Outcome::without_agent(Code::Success, "done", OpKind::Query),
+        outcome: Outcome::without_status(Code::Success, "done", OpKind::Query),
         at: 1,
     };
     waiting.servers.two.finish_ops(vec![finished]).await.expect("stored");
