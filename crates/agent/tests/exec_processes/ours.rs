@@ -465,29 +465,24 @@ async fn a_process_with_the_recycled_session_number_of_a_command_is_a_stranger()
     if !has(Need::Root, me() == "root") || played_apart(NAMESPACE) {
         return;
     }
+    let as_nobody = "setpriv --reuid nobody --clear-groups setsid sh -c";
     for (what, stranger) in [
-        (
-            "the leader",
-            "setpriv --reuid nobody --clear-groups setsid sh -c 'echo $$ > stranger; exec ./beat 1000'",
-        ),
-        (
-            "a member without its leader",
-            "setpriv --reuid nobody --clear-groups setsid sh -c './beat 1000 & echo $! > stranger'",
-        ),
+        ("the leader", "echo $$ > stranger.$$; exec ./beat 1000"),
+        ("a member without its leader", "./beat 1000 & echo $! > stranger.$$"),
     ] {
         let mut proc = Proc::with_pid_file(&format!("session-{}", what.len()));
         proc.program("beat");
         proc.fifo("number");
         fs::set_permissions(proc.folder.path(), fs::Permissions::from_mode(0o777)).expect("our folder");
-        // It picks the pid of its child and is no descendant of this process, nor is the child.
+        // It picks the pid of its child and is no descendant of this process, nor is the child. Children that
+        // get another pid end with the namespace.
         proc.script(
             "outsider",
             &format!(
-                "read pid < number\nwhile :; do\n\
+                "read pid < number\nchild=0\nwhile [ $child != $pid ]; do\n\
                  echo $((pid - 1)) > /proc/sys/kernel/ns_last_pid || exit 1\n\
-                 {stranger} & child=$!\n\
-                 [ $child = $pid ] && break\nkill $child\ndone\n\
-                 read end < number\nkill $(cat stranger)\n"
+                 {as_nobody} '{stranger}' & child=$!\ndone\n\
+                 until [ -s stranger.$pid ]; do sleep 0.01; done\nmv stranger.$pid stranger\n"
             ),
         );
         start_outside(&proc, "./outsider");
@@ -514,7 +509,7 @@ async fn a_process_with_the_recycled_session_number_of_a_command_is_a_stranger()
             assert_eq!(proc.executor.successor(&daemon, &spec), None, "{what}, {mode:o}");
         }
         assert!(is_running(daemon.pid), "{what}");
-        fs::write(proc.path("number"), "end\n").expect("the outsider reads");
+        kill(stranger);
         until_gone(stranger).await;
         kill(daemon.pid);
         until_gone(daemon.pid).await;
