@@ -68,13 +68,13 @@ fn end(world: &mut World, side: Side) -> Option<String> {
         return Some("the program went on".to_owned());
     }
     let (code, said) = (world.exit_code(side), world.said(side));
-    let is_told = said.contains("panicked: the program ends");
+    let is_told = said.contains("panicked: the program exits with status 70");
     (code != Some(PANICKED) || !is_told).then(|| format!("it ended with {code:?} and said {said}"))
 }
 
 /// The faults of a program that should have gone on.
 fn go_on(world: &mut World, side: Side) -> Option<String> {
-    if !world.wait_until_said(side, "panicked: this request or session is given up") {
+    if !world.wait_until_said(side, "panicked: this request or session was aborted") {
         return Some("nothing panicked".to_owned());
     }
     world.wait_until_connected();
