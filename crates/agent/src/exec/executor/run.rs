@@ -19,7 +19,6 @@ impl ProcExecutor {
     pub fn run(&mut self, run: RunId, command: &str, spec: &Spec) {
         self.tidy();
         self.mark_changed();
-        self.note_strays();
         self.mark.set_account(&spec.identity.user);
         let launch = self.context.prepare(&self.key, &self.mark, command, spec);
         let started = launch.and_then(|launch| {

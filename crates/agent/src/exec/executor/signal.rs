@@ -56,7 +56,6 @@ impl ProcExecutor {
         let id = target_of(&process);
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and its descendants");
         self.mark_changed();
-        self.note_strays();
         let nearby = self.nearby(Some(id));
         match (signal, detached) {
             (Signal::Term | Signal::Other(_), _) => {

@@ -1,10 +1,11 @@
 //! Processes that have left the proc's cgroups and its mark: `su -` clears the environment, and where each
 //! session has a cgroup, it leaves that of the run.
 //!
-//! They are noted while they descend from a process in a cgroup of the proc, together with the scope of the
-//! session that they have entered. An orphan in that scope that has come to the agent is one of them, too,
-//! even if it was never seen below the proc. A process that leaves both between two looks is not found, and
-//! neither is one that an earlier agent process had noted.
+//! They are noted during a launch, while they descend from a process in a cgroup of the proc, together with
+//! the scope of the session that they have entered. An orphan in that scope that has come to the agent is one
+//! of them, too, even if it was never seen below the proc. A process that leaves both between two looks is
+//! not found, and neither is one that an earlier agent process had noted. Later sessions are not noted: they
+//! are those of the users of an `sshd`, for example.
 
 use super::ProcExecutor;
 use crate::exec::cgroup;
@@ -19,8 +20,8 @@ use std::time::Duration;
 
 /// Pause before the first look for strays of a command. Each next pause is twice as long.
 const FIRST_NOTE: Duration = Duration::from_millis(50);
-/// A command that runs for so long is the process itself.
-const LAST_NOTE: Duration = Duration::from_secs(60);
+/// A command that runs for twice as long may be the process itself, which opens sessions for its users.
+const LAST_NOTE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Default)]
 pub(super) struct Strays {
