@@ -2,7 +2,8 @@
 //! the kernel after bursts.
 //!
 //! Each burst leaves free memory between the allocations that last, which only `malloc_trim` returns. It
-//! walks over the whole heap under the allocator's locks, so it runs when a burst is over, and every minute.
+//! walks over the whole heap under the allocator's locks, so it runs twice when a burst is over, and every
+//! minute.
 
 use procfleet_program::memory::{limit_arenas, limit_kept, trim_heap};
 use procfleet_server::backlog::Backlog;
@@ -36,12 +37,12 @@ pub(crate) fn limit() {
 /// Returns free memory to the kernel: soon after the end of a burst, else every minute.
 pub(crate) async fn trim(backlog: Backlog) {
     let mut looks = interval(LOOK);
-    let mut burst = Burst::ended(Instant::now());
+    let mut burst = Burst::none_since(Instant::now());
     loop {
         let now = looks.tick().await;
         if burst.is_trim_due(now, backlog.open().ops) {
             let _ = tokio::task::spawn_blocking(trim_heap).await;
-            burst = Burst::ended(Instant::now());
+            burst = burst.after_trim(Instant::now());
         }
     }
 }
@@ -51,17 +52,23 @@ pub(crate) async fn trim(backlog: Backlog) {
 struct Burst {
     trimmed: Instant,
     most_open: usize,
+    /// The last trim was that of a burst. The last ops of the burst have been freed since.
+    is_just_over: bool,
 }
 
 impl Burst {
-    fn ended(trimmed: Instant) -> Burst {
-        Burst { trimmed, most_open: 0 }
+    fn none_since(trimmed: Instant) -> Burst {
+        Burst { trimmed, most_open: 0, is_just_over: false }
+    }
+
+    fn after_trim(&self, trimmed: Instant) -> Burst {
+        Burst { is_just_over: self.most_open >= BURST, ..Burst::none_since(trimmed) }
     }
 
     fn is_trim_due(&mut self, now: Instant, open: usize) -> bool {
         self.most_open = self.most_open.max(open);
         let is_over = self.most_open >= BURST && open <= self.most_open / 8;
-        now - self.trimmed >= if is_over { PAUSE } else { REGULAR }
+        now - self.trimmed >= if is_over || self.is_just_over { PAUSE } else { REGULAR }
     }
 }
 
@@ -75,18 +82,18 @@ mod tests {
             // Without a burst.
             (&[(0, 0), (30, 100), (59, 0)][..], &[][..]),
             (&[(59, 0), (60, 0), (61, 0), (120, 0)], &[60, 120]),
-            // A burst ends when few of its ops are open.
-            (&[(10, 50_000), (20, 40_000), (30, 7_000), (31, 6_000), (32, 0)], &[31]),
+            // A burst ends when few of its ops are open. What these leave is returned by a second trim.
+            (&[(10, 50_000), (20, 40_000), (30, 7_000), (31, 6_000), (32, 0), (36, 0), (41, 0)], &[31, 36]),
             // The next one begins anew, and short ones do not trim every second.
             (&[(1, 9_000), (2, 0), (5, 0), (6, 9_000), (7, 0), (9, 0), (10, 0)], &[5, 10]),
         ] {
             let start = Instant::now();
-            let mut burst = Burst::ended(start);
+            let mut burst = Burst::none_since(start);
             let mut seen = Vec::new();
             for &(second, open) in open {
                 let now = start + Duration::from_secs(second);
                 if burst.is_trim_due(now, open) {
-                    burst = Burst::ended(now);
+                    burst = burst.after_trim(now);
                     seen.push(second);
                 }
             }
