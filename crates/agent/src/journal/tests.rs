@@ -578,7 +578,7 @@ async fn changes_that_would_make_the_stored_spec_too_large_are_refused() {
         assert!(refused.message.contains(words), "{words}: {}", refused.message);
     }
     assert_eq!(accept(&second).await, Acceptance::Done(refused), "a repeat gets the same answer");
-    // The same label again is no growth.
+    // A label that is set again does not make the spec larger.
     let again = accept(&labelled(2, "a", 40_000)).await;
     assert!(matches!(again, Acceptance::New(_)), "{again:?}");
 }

@@ -329,7 +329,7 @@ async fn a_pid_file_that_the_account_may_not_read_is_not_disclosed() {
         std::fs::remove_file(&hidden).expect("it was written");
         assert_eq!(cause(proc.settled()), bad(&hidden, reason), "no file, for {user:?}");
     }
-    // What the account can see itself is shown.
+    // A file that the account can read is shown.
     proc.spec.identity.user = "nobody".to_owned();
     proc.spec.identity.pid_path.clone_from(&path);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).expect("our file");

@@ -269,7 +269,7 @@ fn an_item_that_is_too_large_is_dropped_and_counted_and_the_session_goes_on() {
     assert_eq!(cuts(&up, "oversized"), before);
 }
 
-/// What an app with rights on one host can ask for must not keep the host's agent away from its server.
+/// An app with rights on one host must not be able to keep the host's agent away from its server.
 #[test]
 fn no_call_of_an_app_makes_its_agent_exceed_the_limits_of_the_link() {
     const OPERATE: &str = "/api/v1/operate";

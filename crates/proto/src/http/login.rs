@@ -1,8 +1,8 @@
 //! The login of a call: the app's code and secret, and the user that it names, from the header, the body or
 //! the query.
 //!
-//! Whoever sent it is unknown until the login is checked, so only the login fields are stored. All other
-//! values are skipped: parsed, `[[[[` would take 150 times the memory of its text.
+//! The sender is unknown until the login is checked, so only the login fields are stored. All other values
+//! are skipped: parsed, `[[[[` would take 150 times the memory of its text.
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// The same error as from the parser of the whole body.
+    /// The error is the one that the parser of the whole body reports.
     #[test]
     fn a_body_that_is_not_json_has_no_login() {
         for body in [

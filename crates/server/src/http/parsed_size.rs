@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// serde_json parses no deeper.
 const DEEPEST: usize = 128;
-/// What an allocation takes beside its content, rounding included.
+/// Overhead of an allocation in bytes, rounding included.
 const ALLOCATION: usize = 32;
 /// A member of an object: hash, name and value.
 const MEMBER: usize = size_of::<u64>() + size_of::<String>() + size_of::<Value>();

@@ -77,7 +77,7 @@ enum ToStore {
     Events { events: Vec<NewEvent>, confirmation: EventsStored },
 }
 
-/// What one message, or the messages of one complete list, say about states.
+/// The states of one message, or of the messages of one complete list.
 #[derive(Clone, Debug)]
 struct NewStates {
     /// The agent has no other procs and groups.
@@ -141,7 +141,7 @@ fn add_to_list(
         Some(_) | None => UnfinishedList { heap: states.heap(), states },
     };
     if list.states.all {
-        // What is not in a complete list is forgotten anyway.
+        // A proc that is not in a complete list is forgotten anyway.
         list.states.forgotten = Vec::new();
     }
     if continues && list.states.all && list.bytes() <= WHOLE_LIST {

@@ -43,7 +43,7 @@ const SHORTEST_REASON: usize = 256;
 /// Bytes of the reasons of one task together, above which each of them is shortened.
 const REASONS: usize = 16 << 20;
 
-/// What the reason of an op ends with whose host is outside the businesses that the call named.
+/// End of the reason of an op whose host is outside the businesses that the call named.
 pub(in crate::usecase) const OUTSIDE_SCOPE: &str = "the scope of the request";
 
 /// Creates the task of a call. With a key, the same request of the same app creates one task, however often

@@ -481,9 +481,9 @@ pub(in crate::exec) fn read_pid_file(path: &str) -> Result<PidFileClaim, Cause> 
     Ok(PidFileClaim { pid, way, written })
 }
 
-/// What a caller may learn who may be limited to the account of the spec. The agent may read everything, so
-/// the pid in a pid file is shown only if the account reads the same one there. Otherwise the answer is what
-/// the account itself finds.
+/// The sighting, without what the spec's account could not read itself: the caller may be limited to this
+/// account. The agent may read everything, so the pid in a pid file is shown only if the account reads the
+/// same one there. Otherwise the answer is what the account itself finds.
 pub(in crate::exec) fn disclosed(sighting: Sighting, identity: &Identity) -> Sighting {
     let Identity { pid_path, user, .. } = identity;
     let Sighting::Absent(Absence { cause, hopeless }) = sighting else { return sighting };

@@ -42,7 +42,7 @@ pub(in crate::exec) struct Scan {
     marks: OnceLock<HashMap<u32, MarkClaim>>,
     /// Marks that were read one by one.
     asked: Mutex<HashMap<u32, Option<Vec<u8>>>>,
-    /// What all reads of environments may wait.
+    /// Limit of the waits of all reads of environments.
     waits: ExecWaits,
     /// Something could not be read, so processes may be missing.
     is_partial: bool,

@@ -81,7 +81,7 @@ impl Machine {
             }
             return state;
         }
-        // What ran stably before its first sample under these limits was within them, or had none.
+        // A process that ran stably before its first sample under these limits was within them, or had none.
         let stable = |start| now.since(start) > spec.policy.stable_after() * 2;
         let past = match self.streak.last_start.is_none_or(stable) {
             true => LimitHistory::OnceWithin,
