@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// it to their agents [default: the address of --link, unless it is 0.0.0.0 or ::]
     #[arg(long, env = "PROCFLEET_ADVERTISE", value_name = "URL", value_parser = advertised_address)]
     pub(crate) advertise: Option<ServerAddress>,
-    /// Days to keep tasks with their results, and audit records
+    /// Days to keep tasks with their results, events and audit records
     #[arg(long, env = "PROCFLEET_KEEP_DAYS", value_name = "DAYS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..=3_650))]
     pub(crate) keep_days: u64,

@@ -22,6 +22,7 @@ pub struct BusinessCreate {
     /// Number of the business, from 1
     #[arg(value_name = "ID")]
     pub id: BusinessId,
+    /// Name of the business
     #[arg(value_name = "NAME")]
     pub name: String,
     #[command(flatten)]
@@ -33,6 +34,7 @@ pub struct SetCreate {
     /// Number of the set, from 1
     #[arg(value_name = "ID", value_parser = clap::value_parser!(u32).range(1..))]
     pub id: u32,
+    /// Name of the set
     #[arg(value_name = "NAME")]
     pub name: String,
     /// Business of the set; repeatable

@@ -20,7 +20,7 @@ pub struct PageFlags {
     /// Maximum number of rows [default: 1000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: Option<u32>,
-    /// Only rows after this cursor, which was printed with the previous page; use the same --sort
+    /// Only rows after this cursor, which was printed with the previous page
     #[arg(long, value_name = "CURSOR")]
     pub after: Option<String>,
 }
@@ -104,7 +104,7 @@ fn grouped(number: u64) -> String {
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Watching {
-    /// Repeat every WATCH seconds, until Ctrl-C [default: 2]
+    /// Repeat every SECS seconds, until Ctrl-C [default: 2]
     #[arg(long, value_name = "SECS", num_args = 0..=1, default_missing_value = "2",
           value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,

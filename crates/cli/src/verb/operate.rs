@@ -4,7 +4,7 @@
 
 use super::request::RequestFlags;
 use super::spec_flags::SpecFlags;
-use super::targets::Targets;
+use super::targets::{NAMESPACE_WITHOUT_FILE, Targets};
 use super::{request, status};
 use crate::client::{Client, ReplyData};
 use crate::output::{Format, OutputFlag, Prompts, plain};
@@ -52,6 +52,7 @@ pub struct Operate {
 
 /// A change that needs no spec, such as `procfleet unregister`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(mut_arg("namespace", |namespace| namespace.help(NAMESPACE_WITHOUT_FILE)))]
 pub struct Plain {
     #[command(flatten)]
     pub targets: Targets,
@@ -70,6 +71,7 @@ pub struct Plain {
 }
 
 #[derive(Clone, Debug, clap::Args)]
+#[command(mut_arg("namespace", |namespace| namespace.help(NAMESPACE_WITHOUT_FILE)))]
 pub struct IsRunning {
     #[command(flatten)]
     pub targets: Targets,

@@ -1,6 +1,6 @@
 //! `procfleet show`: the spec that hosts have stored for a process, as `start --file` takes it.
 
-use super::targets::Targets;
+use super::targets::{NAMESPACE_WITHOUT_FILE, Targets};
 use crate::client::Client;
 use crate::output::{Format, OutputFlag, plain};
 use crate::{ConnectionFlags, Console, Error, VerbExit};
@@ -9,6 +9,7 @@ use procfleet_proto::http::native::{MeantProc, OperateAnswer, SpecView};
 use serde_json::{Map, Value, json};
 
 #[derive(Clone, Debug, clap::Args)]
+#[command(mut_arg("namespace", |namespace| namespace.help(NAMESPACE_WITHOUT_FILE)))]
 pub struct Show {
     #[command(flatten)]
     pub targets: Targets,

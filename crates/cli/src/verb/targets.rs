@@ -6,6 +6,9 @@ use procfleet_core::id::{AgentId, Host};
 use serde_json::json;
 use std::net::IpAddr;
 
+/// The help of `--namespace` for verbs without `--file`.
+pub(super) const NAMESPACE_WITHOUT_FILE: &str = "Namespace of the processes [default: \"default\"]";
+
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Targets {
     /// Names of the processes in their namespace; * and ? are wildcards: 'web*' matches all known
