@@ -58,7 +58,7 @@ pub enum AgentChange {
     Label(Box<Label>),
     /// Revoke agents permanently: their hosts need a new join token to join again
     Revoke(Box<AgentRevoke>),
-    /// Remove agents that will not come back from all lists, with their processes
+    /// Delete agents that will not come back, and their processes, from all lists
     Forget(Box<Forget>),
 }
 

@@ -38,7 +38,7 @@ pub struct UserTokenVerb {
     /// Name of the user
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Lifetime of the token: 30s, 10m, 12h, 7d
+    /// Lifetime of the token: 30s, 10m, 12h, 7d; at most 366d
     #[arg(long, default_value = "12h")]
     pub ttl: Ttl,
     #[command(flatten)]
