@@ -219,7 +219,9 @@ impl Work {
         if !self.cluster.holds() {
             return Some(self.clock.now() + RETRY);
         }
-        timer.into_iter().chain(self.retry_at).chain(self.cluster.poll_at).min()
+        // `follow_cluster`, which moves `poll_at`, does not run before `retry_at`.
+        let next_poll = self.cluster.poll_at.map(|at| self.retry_at.map_or(at, |retry_at| at.max(retry_at)));
+        timer.into_iter().chain(self.retry_at).chain(next_poll).min()
     }
 
     /// Lets all open ops of the agent be decided.
