@@ -36,7 +36,7 @@ pub(super) struct Cluster {
     /// The servers that were alive at the last look, and whether this one had the lease `unheld`.
     alive: BTreeSet<ServerId>,
     had_unheld: bool,
-    /// How many servers had ended by then.
+    /// `MembershipView::ended` at the last look. With `alive.len()` added: the highest server id at that time.
     ended: i64,
     /// All open ops must be read from the store: this server decides about more agents than before (lease
     /// `unheld`), or the table was cleared.
@@ -431,7 +431,7 @@ impl Work {
             WakeMode::Polling => POLL_OFTEN,
         };
         self.cluster.poll_at = Some(self.clock.now() + pause);
-        // The next look finds the same; the error is logged by those who need an answer now.
+        // The next poll reads again. Calls that need the answer now log the error.
         let Ok(open) = self.store.open_tasks().await else { return };
         let open: HashMap<TaskId, _> = open.into_iter().map(|task| (task.id, task)).collect();
         for (id, task) in &open {
@@ -466,9 +466,14 @@ impl Work {
         self.changes.send_modify(|generation| *generation += 1);
     }
 
-    /// Ends the sessions of agents that were retired or revoked through another server.
+    /// Ends the sessions and the ops of agents that were retired or revoked through another server. An agent
+    /// that is away may have open ops here.
     async fn look_for_dismissals(&mut self) {
-        let agents: Vec<AgentId> = self.sessions.keys().cloned().collect();
+        let away = self
+            .by_agent
+            .keys()
+            .filter(|agent| !self.sessions.contains_key(*agent) && !self.dismissed.contains_key(*agent));
+        let agents: Vec<AgentId> = self.sessions.keys().chain(away).cloned().collect();
         if agents.is_empty() {
             return;
         }

@@ -3,6 +3,7 @@
 
 use super::takeover::{Waiting, waiting};
 use super::*;
+use procfleet_core::boot_time::BootTime;
 use procfleet_core::dispatch::OpProgress;
 use procfleet_store::{EndedBy, Finished, NewAudit, Wake};
 
@@ -102,5 +103,45 @@ async fn a_wake_up_makes_the_next_poll_due_at_once() {
         waiting.servers.work.cluster.poll_at = Some(waiting.servers.work.clock.now() + PATIENCE);
         waiting.servers.work.woken(wake.clone());
         assert!(waiting.servers.work.cluster.poll_at <= Some(waiting.servers.work.clock.now()), "{wake:?}");
+    }
+}
+
+/// Until the retry, the loop does not poll: it would only wake up again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overdue_poll_does_not_wake_the_loop_before_the_retry() {
+    let mut waiting = waiting().await;
+    let work = &mut waiting.servers.work;
+    work.timers.clear();
+    let now = work.clock.now();
+    let (earlier, later) = (BootTime(now.0 - 1_000), now + RETRY);
+    for (poll_at, retry_at, expected) in [
+        (earlier, Some(later), later),
+        (later, Some(earlier), earlier),
+        (earlier, None, earlier),
+        (later, None, later),
+    ] {
+        (work.cluster.poll_at, work.retry_at) = (Some(poll_at), retry_at);
+        assert_eq!(work.wake_at(), Some(expected), "{poll_at:?} {retry_at:?}");
+    }
+}
+
+/// The agent is away, so no session of it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ops_of_an_agent_that_was_revoked_elsewhere_while_it_was_away_end_with_the_reason() {
+    for is_sent in [false, true] {
+        let mut waiting = waiting().await;
+        let (agent, op) = (waiting.fixture.agent.clone(), waiting.op);
+        if is_sent {
+            waiting.servers.work.ops.get_mut(&op).expect("open").open.progress = OpProgress::Sent(Epoch(1));
+        }
+        let two = &waiting.servers.two;
+        let revoking = two.revoke_agents(vec![agent], "sold".to_owned(), 1, NewAudit::default());
+        revoking.await.expect("revoked");
+        waiting.servers.work.woken(Wake::Dismissed);
+        waiting.servers.work.follow_cluster().await;
+        waiting.servers.work.settle().await;
+        let (_, rows) = waiting.servers.one.task_results(op.task).await.expect("read").expect("known");
+        let message = rows[0].outcome.as_ref().map(|outcome| outcome.message.clone()).unwrap_or_default();
+        assert!(message.contains(&revoked("sold")), "{is_sent}: {message}");
     }
 }
