@@ -120,14 +120,16 @@ impl PgStore {
         agents: Vec<AgentId>,
     ) -> Result<HashMap<AgentId, Dismissal>, StoreError> {
         const DOING: &str = "reading which agents were dismissed";
-        let sql = "SELECT agent_id, retired_at IS NOT NULL, revoked_why FROM agents \
+        // A forgotten agent is revoked and retired, and no other agent has joined for its host.
+        let sql = "SELECT agent_id, revoked_at IS NOT NULL, revoked_why FROM agents \
                    WHERE agent_id = ANY(?) AND (retired_at IS NOT NULL OR revoked_at IS NOT NULL)";
         let rows = self.rows(DOING, sql, &[ids(&agents).into()]).await?;
         let found = self.converted(DOING, &rows, |row| {
-            Ok((
-                agent(row, 0)?,
-                if row.try_get(1)? { Dismissal::Retired } else { Dismissal::Revoked(row.try_get(2)?) },
-            ))
+            let why = match row.try_get(1)? {
+                true => Dismissal::Revoked(row.try_get(2)?),
+                false => Dismissal::Retired,
+            };
+            Ok((agent(row, 0)?, why))
         })?;
         Ok(found.into_iter().collect())
     }

@@ -151,11 +151,12 @@ impl OpReader {
     }
 }
 
-/// Reads three columns: retired, revoked, why.
+/// Reads three columns: retired, revoked, why. A forgotten agent is revoked and retired, and no other agent
+/// has joined for its host.
 fn dismissal(row: &Row, column: usize) -> Result<Option<Dismissal>, PgFault> {
     Ok(match (row.try_get(column)?, row.try_get(column + 1)?) {
-        (true, _) => Some(Dismissal::Retired),
-        (false, true) => Some(Dismissal::Revoked(row.try_get(column + 2)?)),
+        (_, true) => Some(Dismissal::Revoked(row.try_get(column + 2)?)),
+        (true, false) => Some(Dismissal::Retired),
         (false, false) => None,
     })
 }
@@ -320,8 +321,8 @@ impl Batch {
         ordinals(&rows)
     }
 
-    /// Keeps what agents say of ops that ended otherwise. Returns the ordinals of those that were kept; the
-    /// others say what is known, for the second time.
+    /// Stores the first report of each op that contradicts its stored outcome. Returns the ordinals of the
+    /// stored reports; the other reports repeat the outcome.
     async fn keep_late(&self, tx: &Transaction<'_>) -> Result<HashSet<i64>, PgFault> {
         let sql = format!(
             "WITH late AS MATERIALIZED (SELECT DISTINCT ON (i.task, i.idx) i.task, i.idx, i.code, i.message, i.at, i.ordinal \
@@ -339,7 +340,8 @@ impl Batch {
         ordinals(&rows)
     }
 
-    /// Why ops could not be ended. Whose they are comes first: another agent learns nothing about them.
+    /// Classifies reports that stored no outcome. `NotYours` is decided first, so that an agent learns nothing
+    /// about ops of other agents.
     async fn why_not(&self, tx: &Transaction<'_>) -> Result<Vec<Applied>, PgFault> {
         let sql = format!(
             "SELECT i.agent IS NULL OR its_op.agent IS NOT DISTINCT FROM i.agent, i.ordinal \

@@ -127,15 +127,18 @@ impl SqliteStore {
         agents: Vec<AgentId>,
     ) -> Result<HashMap<AgentId, Dismissal>, StoreError> {
         self.read("reading which agents were dismissed", move |db| {
-            let sql = "SELECT retired_at IS NOT NULL, revoked_why FROM agents \
+            // A forgotten agent is revoked and retired, and no other agent has joined for its host.
+            let sql = "SELECT revoked_at IS NOT NULL, revoked_why FROM agents \
                        WHERE agent_id = ? AND (retired_at IS NOT NULL OR revoked_at IS NOT NULL)";
             let mut statement = db.prepare_cached(sql)?;
             let mut found = HashMap::new();
             for agent in agents {
                 let mut rows = statement.query([agent.as_str()])?;
                 if let Some(row) = rows.next()? {
-                    let retired: bool = row.get(0)?;
-                    let why = if retired { Dismissal::Retired } else { Dismissal::Revoked(row.get(1)?) };
+                    let why = match row.get(0)? {
+                        true => Dismissal::Revoked(row.get(1)?),
+                        false => Dismissal::Retired,
+                    };
                     drop(rows);
                     found.insert(agent, why);
                 }

@@ -79,9 +79,10 @@ fn conclude_from_sessions(db: &Connection, rows: &mut [OpenOpRow]) -> Result<(),
         if !retired && (is_connected || !gone.is_before(row.accepted)) {
             row.sent = SentBefore::Maybe;
         }
-        row.dismissal = match (retired, agent.get(5)?) {
-            (true, _) => Some(Dismissal::Retired),
-            (false, true) => Some(Dismissal::Revoked(agent.get(6)?)),
+        // A forgotten agent is revoked and retired, and no other agent has joined for its host.
+        row.dismissal = match (agent.get(5)?, retired) {
+            (true, _) => Some(Dismissal::Revoked(agent.get(6)?)),
+            (false, true) => Some(Dismissal::Retired),
             (false, false) => None,
         };
     }
@@ -221,7 +222,7 @@ impl<'db> Finisher<'db> {
     }
 }
 
-/// Keeps what an agent says of an op that ended otherwise. False: it says what is known, for the second time.
+/// Stores the first report of an op that contradicts its stored outcome. False: the report repeats an outcome.
 fn keep_late(db: &Connection, ending: &StoredOutcome) -> Result<bool, QueryFault> {
     let sql = "INSERT INTO late_reports (task, idx, code, message, at) SELECT ?1, ?2, ?3, ?4, ?5 FROM ops \
                WHERE task = ?1 AND idx = ?2 AND (code != ?3 OR message != ?4) ON CONFLICT DO NOTHING";
@@ -236,7 +237,8 @@ fn stamp_of(db: &Connection, number: u64) -> Result<Option<u64>, QueryFault> {
     Ok(stamp.map(natural))
 }
 
-/// Why an op could not be ended. Whose it is comes first: another agent learns nothing about it.
+/// Classifies a report that stored no outcome. `NotYours` is decided first, so that an agent learns nothing
+/// about ops of other agents.
 fn why_not(db: &Connection, op: OpId, agent: Option<&str>) -> Result<Applied, QueryFault> {
     let sql = "SELECT ?3 IS NULL OR agent IS ?3 FROM ops WHERE task = ?1 AND idx = ?2";
     let mut statement = db.prepare_cached(sql)?;

@@ -53,23 +53,27 @@ async fn an_epoch_is_higher_than_every_one_that_the_agent_knows(engine: TestEngi
 
 on_each_engine!(dismissed_agents_are_named_with_the_reason);
 async fn dismissed_agents_are_named_with_the_reason(engine: TestEngine) {
-    let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b", "c"]).await;
+    let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b", "c", "d"]).await;
     store
         .revoke_agents(vec![agent("a")], "stolen".to_owned(), 1_700, NewAudit::default())
         .await
         .expect("revoked");
+    store.forget_agents(vec![agent("d")], 1_700, NewAudit::default()).await.expect("forgotten");
     store.join(shown(), joining("new", 2), 1_700).await.expect("no error").expect("joined");
-    let all = ["a", "b", "c", "new", "nobody"].map(agent).to_vec();
+    let all = ["a", "b", "c", "d", "new", "nobody"].map(agent).to_vec();
     let found = store.dismissals(all).await.expect("no error");
-    assert_eq!(found.len(), 2);
+    assert_eq!(found.len(), 3);
     assert_eq!(found[&agent("a")], Dismissal::Revoked("stolen".to_owned()));
     assert_eq!(found[&agent("b")], Dismissal::Retired);
+    let forgotten = Dismissal::Revoked(FORGOTTEN.to_owned());
+    assert_eq!(found[&agent("d")], forgotten);
 
-    let task = new_task(&["a", "b", "c"]);
+    let task = new_task(&["a", "b", "c", "d"]);
     store.create_task(task).await.expect("a task");
     let open = store.open_ops(OpScope::All).await.expect("no error");
     let dismissals: Vec<Option<Dismissal>> = open.into_iter().map(|row| row.dismissal).collect();
-    let expected = [Some(Dismissal::Revoked("stolen".to_owned())), Some(Dismissal::Retired), None];
+    let expected =
+        [Some(Dismissal::Revoked("stolen".to_owned())), Some(Dismissal::Retired), None, Some(forgotten)];
     assert_eq!(dismissals, expected);
 }
 
