@@ -18,8 +18,9 @@ pub enum SetupError {
     #[error(transparent)]
     File(#[from] PkiError),
     #[error(
-        "{0} does not fit this store: its secret opens nothing. Put the right file back, or remove it together with the \
-         store to begin anew"
+        "the secret in {0} is not that of app {admin} in this store. Restore the admin.json of this store, or move the \
+         file away: the server starts without it",
+        admin = ADMIN
     )]
     Mismatch(String),
 }
@@ -159,5 +160,24 @@ mod tests {
             two.start().await;
             assert_eq!([&one, &two].into_iter().filter_map(Starting::secret).collect::<Vec<_>>(), secrets);
         }
+    }
+
+    #[tokio::test]
+    async fn an_admin_json_of_another_store_is_refused_and_a_server_without_one_starts() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let store = Store::open(&folder.path().join("server.db")).await.expect("a new store");
+        let file = folder.path().join("admin.json");
+        let start = || {
+            let at = Reached { url: "http://127.0.0.1:1".to_owned(), pin: None };
+            administrator(&store, &file, at, 1)
+        };
+        start().await.expect("it starts");
+        let text = std::fs::read_to_string(&file).expect("it is written");
+        let secret = serde_json::from_str::<AdminFile>(&text).expect("JSON").bk_app_secret;
+        std::fs::write(&file, text.replace(&secret, "of another store")).expect("our own folder");
+        let refused = start().await.expect_err("a wrong secret").to_string();
+        assert!(refused.contains("not that of app procfleet-admin"), "{refused}");
+        std::fs::remove_file(&file).expect("our own folder");
+        start().await.expect("it starts without the file");
     }
 }
