@@ -13,17 +13,22 @@
 use super::connect::{Database, OwnConnection};
 use super::fault::PgFault;
 use crate::membership::{Membership, Wake, WakeMode};
+use futures_util::FutureExt;
+use futures_util::future::Fuse;
 use procfleet_core::TaskId;
 use std::collections::HashSet;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::AsyncMessage;
-use tokio_postgres::types::ToSql;
 
 const CHANNEL: &str = "procfleet";
+const NOTIFY: &str = "SELECT pg_notify($1, $2)";
+/// A transaction that only notifies would otherwise wait for the disk.
+const NO_SYNC: &str = "SET synchronous_commit = off";
 /// How long wake-ups are collected before they are sent together.
 const COLLECT: Duration = Duration::from_millis(5);
 /// The database takes less than 8,000 bytes for each.
@@ -81,12 +86,11 @@ async fn notify(
         Some(client) if !client.is_closed() => client,
         _ => {
             let new = database.connect().await?;
-            // A transaction that only notifies would otherwise wait for the disk.
-            new.batch_execute("SET synchronous_commit = off").await?;
+            new.batch_execute(NO_SYNC).await?;
             client.insert(new)
         }
     };
-    client.execute("SELECT pg_notify($1, $2)", &[&CHANNEL, &payload]).await?;
+    client.execute(NOTIFY, &[&CHANNEL, &payload]).await?;
     Ok(())
 }
 
@@ -161,13 +165,32 @@ async fn listen_once(membership: &Membership, database: &Database) -> Result<(),
         }
     });
     let _driver = Wakeups(vec![driver.abort_handle()]);
-    let statement = timeout(CONNECT, client.batch_execute(&format!("LISTEN {CHANNEL}"))).await;
+    let statement = timeout(CONNECT, client.batch_execute(&format!("{NO_SYNC}; LISTEN {CHANNEL}"))).await;
     statement.map_err(|_| PgFault::Connection("the database does not answer".to_owned()))??;
     // Notifications that were sent before LISTEN are lost.
     membership.pass_on(Wake::Everything);
+    let own_probe = format!("probe:{:x}", std::process::id() as u64 ^ (membership.run().0 as u64) << 32);
+    let (client, payload) = (&client, &own_probe);
+    let probe = || async move {
+        client.execute(NOTIFY, &[&CHANNEL, payload]).await?;
+        Ok(())
+    };
+    hear_all(membership, &mut notifications, &own_probe, probe).await
+}
+
+/// Passes notifications on, and sends a probe to itself every [`PROBE`]. Returns when the channel is closed
+/// or a probe is not heard.
+async fn hear_all<F: Future<Output = Result<(), PgFault>>>(
+    membership: &Membership,
+    notifications: &mut mpsc::Receiver<String>,
+    own_probe: &str,
+    send_probe: impl Fn() -> F,
+) -> Result<(), PgFault> {
     let mut probe = Instant::now();
     let mut echo_by = None;
-    let own_probe = format!("probe:{:x}", std::process::id() as u64 ^ (membership.run().0 as u64) << 32);
+    // Notifications are read while the probe is being sent: its answer comes after those that are on their
+    // way, and the driver waits while the channel is full.
+    let mut sending = pin!(Fuse::terminated());
     loop {
         let wake_at = echo_by.unwrap_or(probe);
         tokio::select! {
@@ -184,14 +207,16 @@ async fn listen_once(membership: &Membership, database: &Database) -> Result<(),
                 }
                 hear(membership, &payload);
             }
+            sent = &mut sending => {
+                sent?;
+                // The echo may have come first.
+                echo_by = echo_by.map(|_| Instant::now() + ECHO);
+            }
             () = tokio::time::sleep_until(wake_at) => {
                 if echo_by.is_some() {
-                    // The probe was not heard.
-                    return Ok(());
+                    return Err(PgFault::Connection("the database does not answer a probe".to_owned()));
                 }
-                let values: [&(dyn ToSql + Sync); 2] = [&CHANNEL, &own_probe];
-                let sent = client.execute("SELECT pg_notify($1, $2)", &values);
-                timeout(ECHO, sent).await.map_err(|_| PgFault::Connection("no answer".to_owned()))??;
+                sending.set(send_probe().fuse());
                 probe = Instant::now() + PROBE;
                 echo_by = Some(Instant::now() + ECHO);
             }
@@ -245,5 +270,34 @@ mod tests {
         assert_eq!(heard.try_recv(), Ok(Wake::Events));
         assert_eq!(heard.try_recv(), Ok(Wake::Outcomes));
         assert!(heard.try_recv().is_err());
+    }
+
+    /// The answer to the probe comes after more notifications than the channel holds.
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_among_many_notifications_is_heard() {
+        let (membership, _receiver) = Membership::shared();
+        let heard = membership.wakes();
+        let (messages, mut notifications) = mpsc::channel(64);
+        let send_probe = || async {
+            for _ in 0..1_000 {
+                messages.send("5 events".to_owned()).await.expect("the listener reads");
+            }
+            messages.send("own".to_owned()).await.expect("the listener reads");
+            Ok(())
+        };
+        let listening = hear_all(&membership, &mut notifications, "own", send_probe);
+        assert!(timeout(PROBE * 3, listening).await.is_err(), "it goes on listening");
+        assert_eq!(membership.wake_mode(), WakeMode::Notified);
+        assert!(!heard.is_empty(), "the others are passed on");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn listening_ends_when_a_probe_is_not_heard() {
+        let (membership, _receiver) = Membership::shared();
+        let (_messages, mut notifications) = mpsc::channel(64);
+        let ended =
+            timeout(PROBE, hear_all(&membership, &mut notifications, "own", || async { Ok(()) })).await;
+        assert!(matches!(ended, Ok(Err(PgFault::Connection(_)))), "{ended:?}");
+        assert_eq!(membership.wake_mode(), WakeMode::Polling);
     }
 }
