@@ -6,14 +6,14 @@
 use super::Link;
 use super::session_end::SessionEnd;
 use crate::ca_change;
-use crate::pki::{self, Signed};
+use crate::pki::{self, PkiError, Signed};
 use crate::secret;
 use procfleet_core::id::AgentId;
 use procfleet_proto::link::{Renew, Renewed, server_message::Body};
 use procfleet_store::{CertificateRecord, StoreError};
 use std::time::Duration;
 use tokio_rustls::rustls::pki_types::CertificateDer;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// After a new CA was added, agents renew their certificates within this time, staggered.
 const SPREAD: Duration = Duration::from_secs(300);
@@ -75,7 +75,7 @@ pub(super) async fn renew(link: &Link, agent: &AgentId, request: Renew) -> Resul
     let now = link.clock.wall();
     let sign = || {
         let signed = link.ca.sign_agent(&request.csr, agent, now);
-        signed.map_err(|_| SessionEnd::Refused("the certificate request cannot be used".to_owned()))
+        signed.map_err(|error| SessionEnd::Refused(refusal_of(&error)))
     };
     let mut signed = sign()?;
     let mut given = link.store.give_certificate(agent, record(&signed)).await;
@@ -91,6 +91,27 @@ pub(super) async fn renew(link: &Link, agent: &AgentId, request: Renew) -> Resul
         cas: link.ca.certificates().iter().map(|ca| ca.to_vec()).collect(),
         renew_in_ms: millis(renew_in(signed.issued_at, signed.expires_at, now)),
     })))
+}
+
+/// The reason that an agent gets when its certificate is not signed. A fault that is not the agent's is
+/// logged.
+pub(super) fn refusal_of(error: &PkiError) -> String {
+    match error {
+        PkiError::Request(_) => error.to_string(),
+        PkiError::File { .. }
+        | PkiError::Lost { .. }
+        | PkiError::NotLost { .. }
+        | PkiError::Sealed { .. }
+        | PkiError::NotStored { .. }
+        | PkiError::Certificate(_)
+        | PkiError::Tls(_) => {
+            error!(
+                error = error as &dyn std::error::Error,
+                "signing an agent's certificate failed; the agent is refused and will retry. Check the CA's key"
+            );
+            "the server cannot sign certificates now".to_owned()
+        }
+    }
 }
 
 /// The record of a certificate that was signed now.
@@ -120,6 +141,19 @@ pub(super) fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_fault_of_the_request_is_reported_as_the_agents() {
+        for (error, refusal) in [
+            (
+                PkiError::Request(rcgen::Error::CouldNotParseCertificationRequest),
+                "the certificate request cannot be used",
+            ),
+            (PkiError::Certificate(rcgen::Error::RemoteKeyError), "the server cannot sign certificates now"),
+        ] {
+            assert_eq!(refusal_of(&error), refusal);
+        }
+    }
 
     #[test]
     fn a_renewal_is_due_at_two_thirds_of_the_lifetime() {

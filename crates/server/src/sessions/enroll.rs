@@ -72,7 +72,7 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
     let agent = new_agent_id(now);
     let sign = || {
         let signed = link.ca.sign_agent(&request.csr, &agent, now);
-        signed.map_err(|_| "the certificate request cannot be used".to_owned())
+        signed.map_err(|error| certificates::refusal_of(&error))
     };
     let mut signed = sign()?;
     let joining = JoiningAgent {
