@@ -36,7 +36,7 @@ pub async fn carry_out(
     // Checked also for a repeated call, because grants may have been revoked since.
     access::permit(caller, &requests, &GrantScope::All)?;
     let call = serde_json::to_vec(&(&caller.app, api, &requests, caller.rights.accounts()))
-        .map_err(|_| AppError::Ending)?;
+        .expect("requests are always JSON");
     let call = secret::hash(&call);
     let task = match services.unfinished.get(&call) {
         // The task may have been deleted since.
