@@ -17,6 +17,8 @@ const SECRETS: &str = "\n# The URL of the store has a password. Write PROCFLEET_
 
 /// `command` is that of `procfleet server`; `given` has the values from flags and environment.
 pub(crate) fn print(command: &Command, given: &ArgMatches) -> Result<()> {
+    // A URL that cannot be read may have a password, which must not be in the unit.
+    given.get_one::<StoreArgument>(STORE).cloned().map(|store| store.url("--store")).transpose()?;
     let program = std::env::current_exe().context("finding this program")?;
     let mut line = format!("{} server", quoted(&program.to_string_lossy()));
     for word in arguments(command, given)? {

@@ -40,6 +40,22 @@ fn the_server_has_a_unit_with_the_arguments_that_were_given() {
     assert!(!data.exists(), "nothing was started");
 }
 
+/// The program cannot tell whether such a URL has a password.
+#[test]
+fn no_unit_is_printed_for_a_store_whose_url_cannot_be_used() {
+    let url = "postgres://procfleet:sesame@db/fleet?sslmode=verify-full&sslcert=missing";
+    for flags in [&["--store", url][..], &[]] {
+        let unit = Program::new(BINARY)
+            .args(["server", "--print-systemd-unit"])
+            .args(flags)
+            .env("PROCFLEET_STORE", url)
+            .run();
+        assert_eq!(unit.code, Some(2), "{unit:?}");
+        assert_eq!(unit.stdout, "", "{unit:?}");
+        assert!(unit.stderr.contains("--store: ") && !unit.stderr.contains("sesame"), "{unit:?}");
+    }
+}
+
 #[test]
 fn the_log_is_json_where_that_is_wanted_and_has_the_lines_of_its_level() {
     let mut up = Up::start_with(BINARY, &["--log-format", "json", "--log-level", "debug"]);
