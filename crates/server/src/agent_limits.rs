@@ -79,7 +79,7 @@ pub const MEMORY_MIB: u64 = 1 << 32;
 
 /// A message that no version of the agent sends. The text names the field and never repeats the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it sent {0} that exceeds what any agent sends")]
+#[error("the agent sent {0} above the limit of this server")]
 pub struct OversizedMessage(pub &'static str);
 
 fn at_most(what: &'static str, size: usize, most: usize) -> Result<(), OversizedMessage> {

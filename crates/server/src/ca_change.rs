@@ -5,7 +5,7 @@
 //! files of a retired CA are replaced. After a crash before the commit the next start discards the files of
 //! the successor; after a crash between commit and files it replaces the files (`pki::Ca::open`).
 //!
-//! A server whose change lost against another server's adopts that one first, and then decides again.
+//! A server that loses the compare-and-swap first adopts the committed CA, and then decides again.
 
 use crate::durably::durably;
 use crate::pki::{Ca, PkiError, PreparedCa};
@@ -33,7 +33,10 @@ pub enum CaChangeError {
     Needed { agents: u64, tokens: u64 },
     #[error("these servers cannot open seal key {key}: {}", servers.join(", "))]
     NoKeyAt { key: String, servers: Vec<String> },
-    #[error("the CA in the store is another one than this server's, and changes all the time")]
+    #[error(
+        "other servers changed the CA during all {tries} attempts; nothing was changed by this server, try again",
+        tries = TRIES
+    )]
     Unsettled,
 }
 

@@ -110,9 +110,14 @@ pub enum ServerError {
     Setup(#[from] SetupError),
     #[error(transparent)]
     Tls(#[from] TlsError),
-    #[error("the server ends, to be started again and go on from its store")]
+    #[error(
+        "a part of the server panicked; the server ends with exit status 70, and the next start continues from the store"
+    )]
     Panicked(#[from] Panicked),
-    #[error("the server ends, to be started again and go on from its store")]
+    #[error(
+        "a part of the server ended unexpectedly; the server ends with exit status 70, and the next start continues from the \
+         store"
+    )]
     Part(#[from] PartEnded),
 }
 

@@ -136,7 +136,7 @@ impl Inner {
 /// Fixed words, because the error's own text may contain the URL and with it the token.
 fn words_for(fault: &ureq::Error) -> &'static str {
     match fault {
-        ureq::Error::Timeout(_) => "time is up",
+        ureq::Error::Timeout(_) => "timeout",
         ureq::Error::HostNotFound => "no such host",
         ureq::Error::ConnectionFailed | ureq::Error::Io(_) => "no connection",
         ureq::Error::Tls(_) | ureq::Error::Rustls(_) => "its certificate is not trusted, or TLS failed",

@@ -30,9 +30,9 @@ pub struct CloseSignal(oneshot::Receiver<CutReason>);
 /// Why the dispatcher ends a session at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CutReason {
-    #[error("it does not read what it is sent")]
+    #[error("the agent does not read its messages")]
     Slow,
-    #[error("it reported an operation of another agent")]
+    #[error("the agent reported an operation of another agent")]
     NotItsOwn,
     #[error("a newer connection of this agent has taken its place")]
     Replaced,

@@ -214,7 +214,7 @@ fn a_token_of_another_server_is_refused() {
     let (up, other) = (up(), crate::up());
     let token = other.token(&[]);
     assert_refused(&up, join(&up, &up.folder("second"), Some(&token)), "TLS with");
-    wait_until_server_says(&up, "TLS handshake was refused");
+    wait_until_server_says(&up, "TLS handshake on the link port failed");
     // It is as good as before where it belongs.
     let mut agent = join(&other, &up.folder("third"), Some(&token));
     agent.wait_until_connected(&other, IP);
@@ -232,17 +232,17 @@ fn an_agent_of_another_ca_is_refused() {
     // It does not trust this server.
     let mut lost = join(&up, &data, None);
     lost.wait_until_log_says("one side does not trust the other's certificate");
-    wait_until_server_says(&up, "an agent's TLS handshake was refused");
+    wait_until_server_says(&up, "a TLS handshake on the link port failed");
     assert!(lost.is_running(), "it goes on trying, and its processes go on");
     lost.end(Signal::TERM);
 
     // It trusts this server, but the server does not trust it.
     fs::copy(up.data().join("ca.cert.der"), data.join("ca.cert.der")).expect("both folders are ours");
-    let refused = up.stderr().matches("an agent's TLS handshake was refused").count();
+    let refused = up.stderr().matches("a TLS handshake on the link port failed").count();
     let lost = join(&up, &data, None);
     lost.wait_until_log_says("one side does not trust the other's certificate");
     wait_until(PATIENCE, "the server's log says so, too", || {
-        up.stderr().matches("an agent's TLS handshake was refused").count() > refused
+        up.stderr().matches("a TLS handshake on the link port failed").count() > refused
     });
     assert_eq!(up.client.data("/api/v1/agents").as_array().map(Vec::len), Some(1));
 }

@@ -215,7 +215,7 @@ fn an_agent_that_exceeds_its_limits_is_disconnected_with_the_reason() {
         let mut talk = welcome(&peer, "one");
         talk.send(message.into_bytes());
         let last = talk.rest().pop();
-        let words = format!("it sent {what} that exceeds what any agent sends");
+        let words = format!("the agent sent {what} above the limit of this server");
         assert!(matches!(&last, Some(Body::Refused(refused)) if refused.reason == words), "{last:?}");
         wait_until(PATIENCE, "it is counted", || cuts(&up, "oversized") == before + 1);
     };
@@ -344,7 +344,7 @@ fn no_call_of_an_app_makes_its_agent_exceed_the_limits_of_the_link() {
     good.start();
     wait_until(PATIENCE, "all procs are known", || is_well() == 4);
     let log = up.stderr();
-    assert!(!log.contains("exceeds what any agent sends") && !log.contains("exceed the limits"), "{log}");
+    assert!(!log.contains("above the limit of this server") && !log.contains("exceed the limits"), "{log}");
     up.kill_agent();
     wait_until(PATIENCE, "all procs are known again", || is_well() == 4);
     good.op(Op::Stop).assert_success();

@@ -299,7 +299,10 @@ fn health_checks_of_haproxy_are_not_logged_as_refusals() {
         behind.up.stderr().matches(checked).count() >= 2
     });
     let log = behind.up.stderr();
-    assert!(!log.contains("TLS handshake was refused") && !log.contains("needs a PROXY header"), "{log}");
+    assert!(
+        !log.contains("TLS handshake on the link port failed") && !log.contains("needs a PROXY header"),
+        "{log}"
+    );
     assert!(behind.up.client.page("/metrics").text.contains("procfleet_sessions_refused_total 0"));
 }
 
@@ -323,7 +326,7 @@ fn a_header_from_an_unlisted_address_is_never_read() {
     assert!(!answer.contains("HTTP"), "{answer:?}");
     wait_until(PATIENCE, "the log names the true address", || {
         let log = up.stderr();
-        let line = log.lines().find(|line| line.contains("TLS handshake was refused"));
+        let line = log.lines().find(|line| line.contains("TLS handshake on the link port failed"));
         line.is_some_and(|line| line.contains(&format!("from={OTHER_CALLER}:")))
     });
     let metrics = up.client.page("/metrics").text;

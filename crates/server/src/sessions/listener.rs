@@ -187,7 +187,7 @@ async fn accept_peer(
         Ok(Ok(Err(error))) => {
             metrics.refused_sessions.inc();
             if refusal_log.admits_a_line() {
-                warn!(%from, %error, "an agent's TLS handshake was refused");
+                warn!(%from, %error, "a TLS handshake on the link port failed; the peer may be no agent (health check, port scan)");
             }
         }
         Ok(Err(_)) | Err(Evicted) => {

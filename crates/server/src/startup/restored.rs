@@ -29,7 +29,7 @@ pub async fn settle(store: &Store, clock: Clock) -> Result<(), StoreError> {
         store.finish_ops(ended.collect()).await?;
     }
     let detail =
-        format!("another store was put in the place of the last; {} open ops were ended", open.len());
+        format!("a backup of the store was restored; {} open ops ended as interrupted (805)", open.len());
     let audit = NewAudit::of_server(now, "store_restore", String::new(), detail);
     store.generation_began(now, audit).await?;
     warn!(

@@ -220,7 +220,12 @@ impl Delivery {
             DeliveryEnd::Refused(failed) => {
                 if tries.failures == 0 {
                     let reason = &failed.reason;
-                    warn!(webhook, %reason, "a webhook does not take events; they wait for it");
+                    warn!(
+                        webhook,
+                        %reason,
+                        "delivery to a webhook failed; its events wait, and the delivery is retried at most 60 s apart. \
+                         Check the receiver"
+                    );
                 }
                 let event = failed.first;
                 let verdict = tries.refused(&failed, Instant::now());
@@ -246,7 +251,11 @@ impl Delivery {
         let Err(error) = self.store.webhook_delivered(webhook, up_to).await else { return true };
         let reason = error.to_string();
         if tries.failures == 0 {
-            warn!(webhook, %reason, "what a webhook has taken could not be stored; it is sent again");
+            warn!(
+                webhook,
+                %reason,
+                "storing the cursor of a webhook failed; its last events are delivered again"
+            );
         }
         tries.failed(Instant::now());
         self.delivery_errors.lock().insert(webhook, reason);

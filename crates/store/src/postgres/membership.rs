@@ -30,6 +30,7 @@ use procfleet_core::membership::{ConfirmedBeats, PeerBeats, TRUST};
 use procfleet_core::store_clock::{ClockRole, ClockSample, Clocked, JUMP, StoreClock};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle, JoinSet};
@@ -184,6 +185,7 @@ impl Beats {
             looked_at: boot_now(),
             clock: StoreClock::default(),
             takeover: None,
+            takeover_fails: Arc::default(),
         };
         let task = tokio::spawn(renewal.run()).abort_handle();
         Beats { state, task: Arc::new(HeartbeatTask(task)) }
@@ -265,6 +267,8 @@ struct BeatTask {
     clock: StoreClock,
     /// Fencing waits for changes of the fenced server that are under way, so it must not delay the beats.
     takeover: Option<JoinHandle<()>>,
+    /// The last takeover has failed. The first failure of a row is logged.
+    takeover_fails: Arc<AtomicBool>,
 }
 
 /// Whether to check which changes of this server the database has lost.
@@ -434,12 +438,17 @@ impl BeatTask {
         self.looked_at = now;
         let silent = self.peers.observe(now, &beats);
         if (free || !silent.is_empty()) && self.takeover.as_ref().is_none_or(JoinHandle::is_finished) {
-            self.takeover = Some(tokio::spawn(take_over(self.database.clone(), run, silent)));
+            self.takeover = Some(tokio::spawn(take_over(
+                self.database.clone(),
+                run,
+                silent,
+                self.takeover_fails.clone(),
+            )));
         }
         self.membership.publish(|view| {
             view.run = run;
             view.leases = leases;
-            // Servers are numbered, so those that are not up have ended.
+            // Not a count, because ids have gaps: it grows whenever a server ends, also one never seen alive.
             view.ended = newest - i64::try_from(alive.len()).unwrap_or(0);
             view.alive = alive;
             view.drains = drains;
@@ -535,7 +544,12 @@ fn silence() -> String {
 
 /// Declares silent servers dead and takes the leases that are free. What fails is tried again with the next
 /// look.
-async fn take_over(database: Database, run: ServerId, silent: Vec<(ServerId, u64)>) {
+async fn take_over(
+    database: Database,
+    run: ServerId,
+    silent: Vec<(ServerId, u64)>,
+    is_failing: Arc<AtomicBool>,
+) {
     let taken = async {
         let client = database.connect().await?;
         // Fencing waits for the changes of the fenced server.
@@ -553,8 +567,15 @@ async fn take_over(database: Database, run: ServerId, silent: Vec<(ServerId, u64
         }
         take_leases(&*client, run).await
     };
-    if let Err(fault) = answered_within(TAKE_OVER, taken).await {
-        tracing::debug!(reason = fault.reason(), "taking over from a silent server failed; trying again");
+    let taken = answered_within(TAKE_OVER, taken).await;
+    let was_failing = is_failing.swap(taken.is_err(), Ordering::Relaxed);
+    if let Err(fault) = taken
+        && !was_failing
+    {
+        tracing::warn!(
+            reason = fault.reason(),
+            "cannot take over from a dead server; its agents' ops wait, and the takeover is tried again at each beat. Check for long transactions in the database"
+        );
     }
 }
 
