@@ -216,8 +216,8 @@ contract! {
     /// The CAs with their sealed keys. `None`: this engine keeps no keys, they are files of the server.
     fn stored_cas() -> Option<StoredCas>;
 
-    /// Decides which CA holds, with its sealed keys and the audit record, if the pins are those that the
-    /// caller saw. From then on [`Store::join`] and [`Store::give_certificate`] return
+    /// Changes the pins of the CA and its successor (compare-and-swap), with the sealed keys and the audit
+    /// record, if the pins are those that the caller saw. From then on [`Store::join`] and [`Store::give_certificate`] return
     /// [`StoreError::CaChanged`] for a certificate that another CA than the new signing one has signed.
     fn change_ca(change: CaChange) -> Result<(), CaRefusal>;
 
@@ -312,8 +312,7 @@ contract! {
     /// server only.
     fn servers() -> Vec<ServerRecord>;
 
-    /// Lets a server have no agents, or have some again. The audit record is written if this is done. For all
-    /// living servers of this name, if several have it.
+    /// Starts or ends the drain of all living servers of this name. Audited only if it is done.
     fn drain_server(name: &str, drains: bool, audit: NewAudit) -> DrainOutcome;
 
     // Restored backups

@@ -1,4 +1,4 @@
-//! `operate_proc_v2` and `operate_proc_multi`.
+//! Reads the requests of GSE's operation APIs and of `POST /api/v1/operate` into `core`'s `Request`.
 
 use super::batch::{
     LONGEST_NAME, MOST_OPS, ReadElement, Suppliers, finish, read_host, read_targets, sort_out,

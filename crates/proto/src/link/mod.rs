@@ -180,8 +180,9 @@ pub struct Welcome {
     /// refuses a message that omits them. Servers of earlier versions omit them to say "everybody".
     #[prost(bool, tag = "10")]
     pub limits_accounts: bool,
-    /// The URLs of all servers of the fleet that are alive. The agent stores the list and connects to any of
-    /// them. Empty: the server does not say; the agent keeps the list that it has.
+    /// The URLs of the living servers that agents should connect to: not of draining ones, nor of servers
+    /// without an address. The agent stores the list. Empty: the server does not say; the agent keeps the list
+    /// that it has.
     #[prost(string, repeated, tag = "11")]
     pub servers: Vec<String>,
 }

@@ -230,7 +230,7 @@ impl Ca {
         self.changes.subscribe()
     }
 
-    /// The pins that the store records at the first start.
+    /// The pins of the CA and its successor that this server uses now.
     pub fn pins(&self) -> CaPins {
         self.present().pins()
     }

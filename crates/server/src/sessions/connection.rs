@@ -39,8 +39,8 @@ const HELLO: Duration = Duration::from_secs(20);
 const RENEWAL: Duration = Duration::from_secs(10);
 /// How often a server that may not send looks whether it may again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// Interval of the WebSocket pings. Agents leave after two and a half intervals without a message. With a
-/// shorter one, the agents of a server that is busy, because it takes over those of another, leave it, too.
+/// Interval of the WebSocket pings. Agents leave after two and a half intervals without a message. Do not
+/// shorten it: a server that is busy taking over the agents of a dead server would lose its own agents.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// A session ends at the first ping that finds the agent silent for more than this, which is at most 30 s
 /// after its last message: a host that hangs or is cut off shows as away within 35 s.

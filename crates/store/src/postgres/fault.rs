@@ -133,7 +133,6 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
 
 impl From<tokio_postgres::Error> for PgFault {
     fn from(error: tokio_postgres::Error) -> Self {
-        // "no partition of relation ... found for row" has no code of its own.
         PgFault::Sql(error)
     }
 }

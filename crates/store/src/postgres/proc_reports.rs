@@ -407,9 +407,8 @@ async fn delete(tx: &Transaction<'_>, gone: &[(&AgentId, impl Borrow<ProcKey>)])
     Ok(())
 }
 
-/// Writes what is newer than its stored row, as nearly all of a report is. Returns the reports of which it
-/// could not write everything: something is new, large, or not newer. To store what was written once more
-/// changes nothing.
+/// Updates stored procs whose reported revision is higher: the fast path. Returns the reports that were not
+/// written completely, because a proc is new, large or not newer. Storing them again is idempotent.
 async fn update<'a>(
     tx: &Transaction<'_>,
     reports: Vec<&'a AgentProcs>,

@@ -23,7 +23,7 @@ const COLUMNS: &str = "number, stamp, created_at, app, username, summary, total,
 impl SqliteStore {
     pub(crate) async fn create_task(&self, task: NewTask) -> Result<TaskId, StoreError> {
         const DOING: &str = "creating a task";
-        // Before the writer's turn: it is the one thing that everybody waits for.
+        // Outside the writer thread, which all changes share.
         let requests = requests_json(&task).map_err(|fault| fault.during(DOING))?;
         self.write(DOING, move |db| insert(db, &task, &requests)).await
     }
@@ -310,7 +310,7 @@ fn op_record(task: TaskId, row: &Row<'_>) -> Result<OpRecord, QueryFault> {
     })
 }
 
-/// In a look of its own: hardly any task has one.
+/// A separate query, because few tasks have late reports.
 fn add_late_reports(db: &Connection, task: TaskId, ops: &mut [OpRecord]) -> Result<(), QueryFault> {
     let mut statement =
         db.prepare_cached("SELECT idx, code, message, at FROM late_reports WHERE task = ? ORDER BY idx")?;

@@ -19,7 +19,7 @@ pub struct AgentRecord {
     pub certificate_sha256: [u8; 32],
     pub version: String,
     pub enrolled_at: i64,
-    /// `Some`: another agent took its host over.
+    /// `Some`: another agent has joined for its host, or an administrator has forgotten the agent.
     pub retired_at: Option<i64>,
     pub connected: bool,
     /// When it last connected or disconnected.

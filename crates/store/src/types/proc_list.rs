@@ -20,8 +20,8 @@ pub struct ProcFilter {
     pub failed: Option<FailedProcs>,
 }
 
-/// Only procs that are not as they should be, as far as the caller may know it: the note and the health of a
-/// proc may hold its output, which only callers see that may use its OS account.
+/// Only procs that gave up, are unhealthy or have a note, as far as the caller may know it: the note and the
+/// health of a proc may hold its output, which only callers see that may use its OS account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedProcs {
     pub accounts: GrantScope<String>,

@@ -18,7 +18,7 @@ pub struct ProcListing {
     pub state: String,
     /// Seconds since 1970, UTC; 0 where it never happened.
     pub started_at: i64,
-    /// It is not as it should be.
+    /// The proc gave up, is unhealthy or has a note (`ProcReport::is_failed`).
     pub failed: bool,
 }
 
