@@ -168,7 +168,7 @@ impl Verb {
             Verb::Servers(servers) => Some(servers.output()),
             Verb::Token(token) => Some(token.output()),
             Verb::User(user) => Some(user.output()),
-            // These verbs print neither times nor states.
+            // These verbs print no times, and no state that is coloured.
             Verb::App(_) | Verb::Business(_) | Verb::Ca(_) => None,
             Verb::Events(events) => Some(events.output),
             Verb::Webhook(webhook) => Some(webhook.output()),

@@ -2,7 +2,7 @@
 
 use super::list::{self, FLEET_PAGE, ListedRows, PageFlags, Watching, host_order};
 use super::operate::label;
-use super::token::Ttl;
+use super::time_span::TimeSpan;
 use crate::client::Client;
 use crate::output::{Format, OutputFlag, age};
 use crate::{ConnectionFlags, Console, Error, VerbExit};
@@ -30,7 +30,7 @@ pub struct Agents {
     pub state: Option<String>,
     /// Only agents that have been away for at least this long, such as 10m or 2d
     #[arg(long, value_name = "TIME")]
-    pub offline_for: Option<Ttl>,
+    pub offline_for: Option<TimeSpan>,
     /// Only agents with this label; the value may be a glob; repeatable
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub labels: Vec<String>,
@@ -216,7 +216,7 @@ impl Agents {
                 rows.iter().map(|row| cells(row, now)).collect(),
                 match self.filters().is_empty() && self.page.after.is_none() {
                     true => "no agent has joined yet: procfleet token create makes a token for one",
-                    false => "no agent is so",
+                    false => "no agent matches",
                 },
             ),
         }

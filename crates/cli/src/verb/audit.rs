@@ -1,7 +1,7 @@
 //! `procfleet audit`: the audit trail.
 
 use super::list::{self, AUDIT_PAGE, Watching};
-use super::token::Ttl;
+use super::time_span::TimeSpan;
 use crate::client::Client;
 use crate::output::{Format, OutputFlag};
 use crate::{ConnectionFlags, Console, Error, VerbExit};
@@ -18,7 +18,7 @@ pub struct Audit {
     pub failed: bool,
     /// Only records of this last period, such as 10m or 2d
     #[arg(long, value_name = "TIME")]
-    pub since: Option<Ttl>,
+    pub since: Option<TimeSpan>,
     /// Only records of this app
     #[arg(long, value_name = "CODE")]
     pub app: Option<String>,
@@ -39,6 +39,10 @@ impl Audit {
         self.watching.repeat(console, |console| self.show(&client, console))
     }
 
+    fn is_filtered(&self) -> bool {
+        self.failed || self.since.is_some() || self.app.is_some() || self.action.is_some()
+    }
+
     fn show(&self, client: &Client, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let mut query = vec![("limit", self.limit.to_string())];
         query.extend(self.app.iter().map(|app| ("app", app.clone())));
@@ -55,7 +59,10 @@ impl Audit {
                 console.table(
                     ["AT", "USER", "APP", "FROM", "ACTION", "SUBJECT", "CODE", "DETAIL"],
                     rows,
-                    "nothing has been done yet",
+                    match self.is_filtered() {
+                        true => "no audit records match",
+                        false => "nothing has been done yet",
+                    },
                 )?;
             }
         }

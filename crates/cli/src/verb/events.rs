@@ -2,7 +2,7 @@
 
 use super::list::{EVENT_PAGE, note_older};
 use super::targets::host;
-use super::token::Ttl;
+use super::time_span::TimeSpan;
 use crate::output::{Format, OutputFlag, PollPace, plain, plain_lines};
 use crate::{ConnectionFlags, Console, Error, VerbExit};
 use procfleet_core::id::Host;
@@ -34,7 +34,7 @@ pub struct EventsVerb {
     pub kind: Option<String>,
     /// Only events of this last period, such as 10m or 2d, and later ones
     #[arg(long, value_name = "TIME")]
-    pub since: Option<Ttl>,
+    pub since: Option<TimeSpan>,
     /// Only events of selected hosts: addresses, ranges, blocks, globs, ids, labels;
     /// repeatable
     #[arg(long, value_name = "TERM")]

@@ -19,6 +19,7 @@ pub(crate) mod spec_flags;
 mod status;
 pub(crate) mod targets;
 pub(crate) mod task;
+pub(crate) mod time_span;
 pub(crate) mod token;
 pub(crate) mod user;
 pub(crate) mod webhook;

@@ -22,7 +22,8 @@ pub struct Servers {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum ServerChange {
-    /// Send the agents of a server to the other servers, as before its upgrade; its restart ends the drain
+    /// Drain a server before its upgrade: its agents move to the other servers. The server's restart ends the
+    /// drain
     Drain(Box<DrainFlags>),
 }
 

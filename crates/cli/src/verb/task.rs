@@ -2,7 +2,7 @@
 
 use super::list::{ListedRows, PageFlags, TASK_PAGE, Watching, note_more, target_order};
 use super::operate::{ASK_ABOVE, confirmed};
-use super::token::Ttl;
+use super::time_span::TimeSpan;
 use crate::client::{Client, path_segment};
 use crate::output::{Format, OutputFlag, Prompts, age, plain};
 use crate::wait::{self, OpEnd, WaitMode, WatchedTask, op_end};
@@ -116,7 +116,7 @@ pub struct TaskList {
     pub state: Option<String>,
     /// Only tasks of this last period, such as 10m or 2d
     #[arg(long, value_name = "TIME")]
-    pub since: Option<Ttl>,
+    pub since: Option<TimeSpan>,
     #[command(flatten)]
     pub watching: Watching,
     #[command(flatten)]
@@ -180,9 +180,9 @@ impl TaskShow {
                 let open = task.counts.open;
                 console.print_line(&match task.cancelled_at {
                     0 => format!("{task_id} had ended already"),
-                    _ => {
-                        format!("{task_id} is cancelled; {open} of its operations are on their way to an end")
-                    }
+                    _ => format!(
+                        "{task_id} is cancelled; {open} of its operations are still open and end soon"
+                    ),
                 })?;
             }
         }

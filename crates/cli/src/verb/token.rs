@@ -2,12 +2,12 @@
 //! there.
 
 use super::common::CommonFlags;
+use super::time_span::TimeSpan;
 use crate::client::ReplyData;
 use crate::output::{OutputFlag, plain};
 use crate::{Console, Error, VerbExit};
 use procfleet_core::id::BusinessId;
 use procfleet_proto::http::native::{CreateToken, CreatedToken, TokenRow};
-use std::str::FromStr;
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum TokenVerb {
@@ -50,7 +50,7 @@ pub struct TokenCreate {
     pub business: BusinessId,
     /// Lifetime of the token: 30s, 10m, 1h, 7d; at most 30d
     #[arg(long, default_value = "1h")]
-    pub ttl: Ttl,
+    pub ttl: TimeSpan,
     /// Number of agents that may join with the token, at most 100000
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub uses: u32,
@@ -60,45 +60,6 @@ pub struct TokenCreate {
     pub replace: bool,
     #[command(flatten)]
     pub common: CommonFlags,
-}
-
-/// A time to live: a number and one of `s`, `m`, `h`, `d`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ttl {
-    pub secs: u64,
-}
-
-impl FromStr for Ttl {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || "expected a number and a unit, such as 30s, 10m, 1h or 7d".to_owned();
-        let unit = text.chars().next_back().ok_or_else(bad)?;
-        let number = &text[..text.len() - unit.len_utf8()];
-        let scale: u64 = match unit {
-            's' => 1,
-            'm' => 60,
-            'h' => 60 * 60,
-            'd' => 24 * 60 * 60,
-            _ => return Err(bad()),
-        };
-        // `parse` alone would accept a plus sign.
-        if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
-            return Err(bad());
-        }
-        let secs = number.parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
-        match secs {
-            Some(0) => Err("a token that lives for no time cannot be used".to_owned()),
-            Some(secs) => Ok(Ttl { secs }),
-            None => Err("is too long".to_owned()),
-        }
-    }
-}
-
-impl Ttl {
-    /// The time this long ago; not before 1970.
-    pub(super) fn ago(self, now: i64) -> i64 {
-        now.saturating_sub(i64::try_from(self.secs).unwrap_or(i64::MAX)).max(0)
-    }
 }
 
 impl TokenVerb {
@@ -176,20 +137,4 @@ fn show_created(console: &mut Console<'_>, answer: &ReplyData) -> Result<(), Err
         "on the new host: write it to a file, and procfleet agent --server https://SERVER:{port} --token-file FILE"
     ));
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_to_live() {
-        for (text, secs) in [("30s", 30), ("10m", 600), ("1h", 3_600), ("7d", 604_800)] {
-            assert_eq!(text.parse::<Ttl>(), Ok(Ttl { secs }), "{text}");
-        }
-        for bad in ["", "s", "30", "1w", "-1h", "+1h", "1.5h", "0s", "1h30m", "1µ", "99999999999999999999d"]
-        {
-            assert!(bad.parse::<Ttl>().is_err(), "{bad}");
-        }
-    }
 }

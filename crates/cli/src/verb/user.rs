@@ -2,7 +2,7 @@
 //! goes there.
 
 use super::common::CommonFlags;
-use super::token::Ttl;
+use super::time_span::TimeSpan;
 use crate::client::{ReplyData, path_segment};
 use crate::output::{OutputFlag, plain};
 use crate::{Console, Error, VerbExit};
@@ -40,7 +40,7 @@ pub struct UserTokenVerb {
     pub name: String,
     /// Lifetime of the token: 30s, 10m, 12h, 7d; at most 366d
     #[arg(long, default_value = "12h")]
-    pub ttl: Ttl,
+    pub ttl: TimeSpan,
     #[command(flatten)]
     pub common: CommonFlags,
 }

@@ -212,6 +212,12 @@ fn audit() {
         server.lines(),
         ["GET /api/v1/audit?limit=3", "GET /api/v1/audit?limit=50&app=ops&action=token_create"]
     );
+    let empty = Server::start([("GET /api/v1/audit", vec![ok(json!([]))])]);
+    for (line, note) in [("audit", "nothing has been done yet"), ("audit --failed", "no audit records match")]
+    {
+        let ran = run(&empty, line);
+        assert!(ran.err.contains(note), "{line}: {ran:?}");
+    }
 }
 
 #[test]
