@@ -63,7 +63,7 @@ pub enum CutOffVerdict {
 }
 
 impl CutOffWatch {
-    /// `holds`: whether this server may act ([`crate::membership::OwnBeat::holds`]).
+    /// `holds`: whether this server may act ([`crate::membership::OwnBeat::may_act`]).
     pub fn look(&mut self, now: BootTime, holds: bool) -> CutOffStep {
         if holds {
             self.state = CutOffState::Holding;

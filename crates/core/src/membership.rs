@@ -8,8 +8,8 @@
 //! others: declare it dead after they have seen the same beat for TAKEOVER, by their own boot-time clocks
 //! ```
 //!
-//! Whether a server may act is asked at the point of use ([`OwnBeat::holds`]): a process that was stopped for
-//! a while must not act on an answer from before.
+//! Whether a server may act is asked at the point of use ([`OwnBeat::may_act`]): a process that was stopped
+//! for a while must not act on an answer from before.
 
 use crate::boot_time::BootTime;
 use std::collections::{HashMap, VecDeque};
@@ -41,7 +41,7 @@ impl OwnBeat {
     }
 
     /// Whether the server may send ops and decide about them.
-    pub fn holds(&self, now: BootTime) -> bool {
+    pub fn may_act(&self, now: BootTime) -> bool {
         self.confirmed.is_some_and(|sent_at| now.since(sent_at) < TRUST)
     }
 }
@@ -116,17 +116,17 @@ mod tests {
     #[test]
     fn a_server_trusts_itself_from_before_it_sent_its_last_confirmed_beat() {
         let mut own = OwnBeat::default();
-        assert!(!own.holds(BootTime(0)));
+        assert!(!own.may_act(BootTime(0)));
         own.confirm(BootTime(1_000));
         for (now, holds) in [(1_000, true), (10_999, true), (11_000, false), (99_000, false)] {
-            assert_eq!(own.holds(BootTime(now)), holds, "{now}");
+            assert_eq!(own.may_act(BootTime(now)), holds, "{now}");
         }
         // A confirmation that arrives after a later one changes nothing.
         own.confirm(BootTime(5_000));
         own.confirm(BootTime(2_000));
-        assert!(own.holds(BootTime(14_999)));
+        assert!(own.may_act(BootTime(14_999)));
         own.lose();
-        assert!(!own.holds(BootTime(5_001)));
+        assert!(!own.may_act(BootTime(5_001)));
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
             peers.observe(BootTime(arrived), &[('h', 1)]);
             let dead =
                 (arrived..).step_by(100).find(|now| !peers.observe(BootTime(*now), &[('h', 1)]).is_empty());
-            assert!(dead.is_some_and(|dead| !own.holds(BootTime(dead))), "{sent} {arrived}");
+            assert!(dead.is_some_and(|dead| !own.may_act(BootTime(dead))), "{sent} {arrived}");
         }
     }
 }

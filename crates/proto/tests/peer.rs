@@ -68,7 +68,7 @@ fn answers_match_their_golden_files() {
         ("peer_unanswered_too_old", unanswered(WhyUnanswered::TooOld)),
         ("peer_unanswered_unchecked", unanswered(WhyUnanswered::Unchecked)),
         ("peer_unanswered_silent", unanswered(WhyUnanswered::Silent)),
-        ("peer_alive", Body::Alive(PeerAlive { holds: true })),
+        ("peer_alive", Body::Alive(PeerAlive { may_act: true })),
         ("peer_refused", Body::Refused(PeerRefused { reason: "not now".to_owned() })),
     ];
     for (name, body) in rows {

@@ -260,13 +260,13 @@ impl Membership {
     }
 
     /// Whether this server may send ops and decide about them now. To be asked at the point of use.
-    pub fn holds(&self) -> bool {
-        !self.is_shared() || self.own().holds(boot_now())
+    pub fn may_act(&self) -> bool {
+        !self.is_shared() || self.own().may_act(boot_now())
     }
 
     /// Whether this server does the work of the lease. To be asked at the point of use.
     pub fn has(&self, lease: Lease) -> bool {
-        self.holds() && self.shared.view.borrow().leases.contains(&lease)
+        self.may_act() && self.shared.view.borrow().leases.contains(&lease)
     }
 
     pub fn run(&self) -> ServerId {

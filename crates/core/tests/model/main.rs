@@ -1,7 +1,7 @@
 //! A checked model of several servers on one store: membership, fencing, dispatch, the agents' journals and
 //! the outcomes (ADR 25). Every state that can be reached within the bounds is looked at.
 //!
-//! The decisions are core's own: `dispatch::decide`, `OwnBeat::holds` and `PeerBeats::observe`. What is
+//! The decisions are core's own: `dispatch::decide`, `OwnBeat::may_act` and `PeerBeats::observe`. What is
 //! around them is a copy, in a few lines, of `server/src/dispatcher`, `store/src/postgres` and the agent's
 //! link and journal; a change there wants the same change here. [`Protection`] lists the rules that can be
 //! switched off, and with each off the tests show the shortest way to a broken [`Property`].

@@ -42,7 +42,7 @@ impl Beat {
 pub(crate) fn trusts_itself(age: Duration) -> bool {
     let mut own = OwnBeat::default();
     own.confirm(NOW - age);
-    own.holds(NOW)
+    own.may_act(NOW)
 }
 
 /// Core's rule, for a beat that others have first seen so long ago.

@@ -127,7 +127,7 @@ pub enum WhyUnanswered {
 pub struct PeerAlive {
     /// Whether the database has confirmed a beat of the answering server within the last seconds.
     #[prost(bool, tag = "1")]
-    pub holds: bool,
+    pub may_act: bool,
 }
 
 /// The question is not answered. The reason is for the caller and the log.

@@ -91,8 +91,8 @@ impl Cluster {
     }
 
     /// Whether this server may send ops and decide about them now.
-    pub(super) fn holds(&self) -> bool {
-        self.membership.holds()
+    pub(super) fn may_act(&self) -> bool {
+        self.membership.may_act()
     }
 
     pub(super) fn announce(&self, wake: Wake) {
@@ -190,13 +190,13 @@ impl Work {
         }
         self.follow_members();
         // A server that may not decide would not see the ops of agents without a living server.
-        if !self.cluster.holds() {
+        if !self.cluster.may_act() {
             return;
         }
         self.read_connecting().await;
         if self.cluster.reload {
             match self.store.open_ops(OpScope::All).await {
-                Ok(_) if !self.cluster.holds() => {}
+                Ok(_) if !self.cluster.may_act() => {}
                 Ok(rows) => {
                     self.cluster.reload = false;
                     self.add_new(rows);
@@ -214,7 +214,7 @@ impl Work {
         if self.cluster.poll_at.is_some_and(|at| now >= at) {
             self.poll().await;
         }
-        if now >= self.cluster.rebalance_at && self.cluster.holds() {
+        if now >= self.cluster.rebalance_at && self.cluster.may_act() {
             self.cluster.rebalance_at = now + REBALANCE;
             self.rebalance(now);
         }
@@ -373,7 +373,7 @@ impl Work {
             return;
         }
         match self.store.open_ops(OpScope::Agents(agents.clone())).await {
-            Ok(_) if !self.cluster.holds() => {}
+            Ok(_) if !self.cluster.may_act() => {}
             Ok(rows) => {
                 self.forget_ended(&agents, &rows);
                 self.cluster.left.clear();

@@ -77,7 +77,7 @@ impl Work {
     /// Reads the ops of all new tasks in one query.
     pub(super) async fn read_tasks(&mut self) {
         // A server that may not decide would not see the ops of agents without a living server.
-        if self.unread.is_empty() || !self.cluster.holds() {
+        if self.unread.is_empty() || !self.cluster.may_act() {
             return;
         }
         let read = match self.find_earlier().await {
@@ -85,7 +85,7 @@ impl Work {
             Err(error) => Err(error),
         };
         match read {
-            Ok(_) if !self.cluster.holds() => {}
+            Ok(_) if !self.cluster.may_act() => {}
             Ok(rows) => {
                 hit(Point::ServerDispatcherRead);
                 let open = count_by_task(&rows);
@@ -216,7 +216,7 @@ impl Work {
     pub(super) fn wake_at(&self) -> Option<BootTime> {
         let timer = self.timers.first().map(|(moment, _)| *moment);
         // Timers and the poll have no effect until this server may decide again.
-        if !self.cluster.holds() {
+        if !self.cluster.may_act() {
             return Some(self.clock.now() + RETRY);
         }
         // `follow_cluster`, which moves `poll_at`, does not run before `retry_at`.

@@ -149,7 +149,7 @@ impl Work {
     /// Decides about every op that is due, until no decision causes another.
     pub(super) async fn settle(&mut self) {
         loop {
-            let may_act = self.cluster.holds();
+            let may_act = self.cluster.may_act();
             if may_act {
                 self.decide_due();
             }

@@ -161,13 +161,13 @@ impl Peers {
     }
 
     /// Whether one of the other servers that were alive at the last look still reaches the database.
-    pub async fn one_holds(&self) -> Option<PeerAddress> {
+    pub async fn peer_that_reaches_database(&self) -> Option<PeerAddress> {
         let mut asking = JoinSet::new();
         for peer in self.others() {
             let peers = self.clone();
             asking.spawn(async move {
-                let holds = timeout(peers.inner.limits.alive, peers.holds(&peer)).await;
-                (holds == Ok(true)).then_some(peer)
+                let may_act = timeout(peers.inner.limits.alive, peers.may_act(&peer)).await;
+                (may_act == Ok(true)).then_some(peer)
             });
         }
         while let Some(answer) = asking.join_next().await {
@@ -178,12 +178,12 @@ impl Peers {
         None
     }
 
-    async fn holds(&self, peer: &PeerAddress) -> bool {
+    async fn may_act(&self, peer: &PeerAddress) -> bool {
         // The run may be another one by now: this server has not seen the store for a while.
         let Ok(mut connection) = self.connect(peer, ExpectedServer::Any).await else { return false };
         let question = peer_question::Body::AskAlive(AskAlive {}).into_bytes(self.inner.limits.alive);
         let Ok(answer) = connection.exchange(question).await else { return false };
-        matches!(decode_answer(&answer), Ok(peer_answer::Body::Alive(alive)) if alive.holds)
+        matches!(decode_answer(&answer), Ok(peer_answer::Body::Alive(alive)) if alive.may_act)
     }
 
     /// The other servers that have an address.

@@ -194,7 +194,7 @@ async fn a_server_that_cannot_be_reached_is_named_with_the_reason() {
 #[tokio::test]
 async fn one_server_that_holds_is_enough() {
     let (ca, _folder) = ca();
-    let alive = |holds| Played::Answer(peer_answer::Body::Alive(PeerAlive { holds }));
+    let alive = |may_act| Played::Answer(peer_answer::Body::Alive(PeerAlive { may_act }));
     for (answers, holder) in [
         (vec![alive(false), alive(true)], Some(3)),
         (vec![alive(false), alive(false)], None),
@@ -208,7 +208,8 @@ async fn one_server_that_holds_is_enough() {
         }
         let known = [(1, "https://127.0.0.1:1"), (2, &played[0].url), (3, &played[1].url), (4, "")];
         let limit = if holder.is_some() { PATIENCE } else { SOON };
-        let found = peers_within(limit, &ca, 1, &known).one_holds().await.map(|peer| peer.server.0);
+        let found =
+            peers_within(limit, &ca, 1, &known).peer_that_reaches_database().await.map(|peer| peer.server.0);
         assert_eq!(found, holder, "{answers:?}");
     }
 }

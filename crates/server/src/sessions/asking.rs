@@ -261,7 +261,7 @@ mod tests {
                 "an offset in a log",
             ),
             (peer_answer::Body::SpecRead(SpecRead::default()), "the answer to another question"),
-            (peer_answer::Body::Alive(PeerAlive { holds: true }), "the answer to another question"),
+            (peer_answer::Body::Alive(PeerAlive { may_act: true }), "the answer to another question"),
         ] {
             let (found, _) = ask(std::slice::from_ref(&answer)).await;
             let Err(AskError::Peer(fault)) = found else { panic!("{answer:?}: {found:?}") };

@@ -381,7 +381,7 @@ async fn serve(
     let mut next_news = pin!(news.next(link));
     let mut intake = Intake::begin(link, agent, last_heard.clone());
     let mut parked: Option<Parked> = None;
-    let holds = || link.store.membership().holds();
+    let may_act = || link.store.membership().may_act();
     // Start of the silence. Reset after every store write and pause, since nothing is read from the socket
     // meanwhile.
     let mut silent_since = Instant::now();
@@ -398,13 +398,13 @@ async fn serve(
             order = receiver.recv(), if parked.is_none() => match order {
                 None => return SessionEnd::Dropped,
                 Some(order) => {
-                    let sent = in_time(send_all(socket, buffer, order, &mut receiver, holds)).await;
+                    let sent = in_time(send_all(socket, buffer, order, &mut receiver, may_act)).await;
                     sent.and_then(QueueWrite::unsent).map(|unsent| parked = unsent.map(Parked::new))
                 }
             },
             () = until(parked.as_ref().map(|parked| parked.retry_at)) => match parked.take() {
                 Some(Parked { order, .. }) => {
-                    let sent = in_time(send_all(socket, buffer, order, &mut receiver, holds)).await;
+                    let sent = in_time(send_all(socket, buffer, order, &mut receiver, may_act)).await;
                     sent.and_then(QueueWrite::unsent).map(|unsent| parked = unsent.map(Parked::new))
                 }
                 None => Ok(()),
@@ -554,25 +554,25 @@ impl QueueWrite {
     }
 }
 
-/// Writes all queued messages, then flushes once. `holds` is checked before each message and again before the
-/// flush: after a SIGSTOP of this process, other servers may have decided about the ops in the queue.
+/// Writes all queued messages, then flushes once. `may_act` is checked before each message and again before
+/// the flush: after a SIGSTOP of this process, other servers may have decided about the ops in the queue.
 async fn send_all<S: Sink<Message> + Unpin>(
     socket: &mut S,
     buffer: &mut WriteBuffer,
     first: Body,
     receiver: &mut SessionReceiver,
-    holds: impl Fn() -> bool,
+    may_act: impl Fn() -> bool,
 ) -> Result<QueueWrite, S::Error> {
     let (mut ops, mut acks) = (false, false);
     let mut next = Some(first);
-    while let Some(order) = next.take_if(|_| holds()) {
+    while let Some(order) = next.take_if(|_| may_act()) {
         ops |= is_op(&order);
         acks |= is_ack(&order);
         *buffer = WriteBuffer::HasMessages;
         socket.feed(Message::Binary(order.into_bytes().into())).await?;
         next = receiver.try_recv();
     }
-    if *buffer == WriteBuffer::HasMessages && !holds() {
+    if *buffer == WriteBuffer::HasMessages && !may_act() {
         return Ok(QueueWrite::HeldBack);
     }
     socket.flush().await?;
@@ -646,7 +646,7 @@ mod tests {
     /// A process may be stopped at any point, and others decide about its ops meanwhile.
     #[tokio::test]
     async fn nothing_leaves_a_server_that_may_not_send_any_longer() {
-        // The sender asks `holds` before each of three messages, and before the flush.
+        // The sender asks `may_act` before each of three messages, and before the flush.
         for (may_send, written, buffer) in [
             (0, QueueWrite::Sent(Some(op(0))), WriteBuffer::Empty),
             (1, QueueWrite::HeldBack, WriteBuffer::HasMessages),
@@ -659,9 +659,9 @@ mod tests {
                 sender.try_send(op(number)).expect("the queue has capacity");
             }
             let asked = Cell::new(0);
-            let holds = || asked.replace(asked.get() + 1) < may_send;
+            let may_act = || asked.replace(asked.get() + 1) < may_send;
             let (mut socket, mut found) = (BufferedSink::default(), WriteBuffer::Empty);
-            let Ok(result) = send_all(&mut socket, &mut found, op(0), &mut receiver, holds).await;
+            let Ok(result) = send_all(&mut socket, &mut found, op(0), &mut receiver, may_act).await;
             let all = written == QueueWrite::Sent(None);
             assert_eq!((result, found), (written, buffer), "{may_send}");
             assert_eq!(bodies(&socket.sent), (0..if all { 3 } else { 0 }).map(op).collect::<Vec<_>>());

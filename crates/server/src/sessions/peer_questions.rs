@@ -91,7 +91,7 @@ impl PeerPort {
         };
         match question {
             peer_question::Body::AskAlive(_) => {
-                peer_answer::Body::Alive(PeerAlive { holds: self.link.store.membership().holds() })
+                peer_answer::Body::Alive(PeerAlive { may_act: self.link.store.membership().may_act() })
             }
             peer_question::Body::AskAgent(ask) => {
                 if !self.is_alive(from).await {

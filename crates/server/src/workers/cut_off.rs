@@ -31,20 +31,20 @@ impl CutOff {
                 _ = self.stop.wait_for(|stop| *stop) => return,
                 () = tokio::time::sleep(LOOK) => {}
             }
-            let holds = self.membership.holds();
-            if holds {
+            let may_act = self.membership.may_act();
+            if may_act {
                 logged = None;
             }
-            if own.look(self.clock.now(), holds) == CutOffStep::Nothing {
+            if own.look(self.clock.now(), may_act) == CutOffStep::Nothing {
                 continue;
             }
             let holder = tokio::select! {
                 biased;
                 _ = self.stop.wait_for(|stop| *stop) => return,
-                holder = self.peers.one_holds() => holder,
+                holder = self.peers.peer_that_reaches_database() => holder,
             };
             // The database may have come back while the others were asked.
-            if own.look(self.clock.now(), self.membership.holds()) == CutOffStep::Nothing {
+            if own.look(self.clock.now(), self.membership.may_act()) == CutOffStep::Nothing {
                 continue;
             }
             // An outage may last for hours.

@@ -151,7 +151,7 @@ async fn take_leases(client: &impl GenericClient, own: ServerId) -> Result<(), P
 }
 
 /// For every change: this run of the server is up, and stays so until the commit.
-pub(super) async fn hold(tx: &Transaction<'_>, run: ServerId) -> Result<(), PgFault> {
+pub(super) async fn check_not_fenced(tx: &Transaction<'_>, run: ServerId) -> Result<(), PgFault> {
     let statement =
         tx.prepare_cached("SELECT 1 FROM servers WHERE id = $1 AND state = 'up' FOR SHARE").await?;
     match tx.query_opt(&statement, &[&run.0]).await? {

@@ -481,7 +481,7 @@ impl Inner {
         }
         let unit = async {
             let transaction = connection.transaction().await?;
-            membership::hold(&transaction, self.membership.run()).await?;
+            membership::check_not_fenced(&transaction, self.membership.run()).await?;
             let done = work(&transaction, arguments).await?;
             transaction.commit().await.map_err(PgFault::commit)?;
             Ok(done)

@@ -229,7 +229,7 @@ async fn two_servers_with_one_name_are_two_servers() {
     // The end of one leaves the other one as it is.
     one.close().await.expect("closed");
     wait_until("the other one has the leases", async || all(&two) + all(&three) == Lease::ALL.len()).await;
-    assert!(two.membership().holds());
+    assert!(two.membership().may_act());
     assert_eq!(listed(&three).await, [up(true), ("s3".to_owned(), ServerState::Up, false)]);
 }
 
@@ -263,7 +263,7 @@ async fn a_server_that_was_declared_dead_drains_as_before_and_is_listed_once() {
     let database = database(&_folder).await;
     let sql = "UPDATE servers SET state = 'fenced' WHERE id = $1";
     database.execute(sql, &[&run.0]).await.expect("what another server does");
-    wait_until("it is a new server", async || one.membership().run() != run && one.membership().holds())
+    wait_until("it is a new server", async || one.membership().run() != run && one.membership().may_act())
         .await;
     let expected = [("s2".to_owned(), ServerState::Up, false), ("s1".to_owned(), ServerState::Up, true)];
     assert_eq!(listed(&two).await, expected);
@@ -292,7 +292,7 @@ async fn a_server_that_was_declared_dead_changes_nothing_and_goes_on_as_a_new_on
     }
     wait_until("it is a new server", async || {
         let new = one.membership().run();
-        new != run && one.membership().holds() && two.membership().view().borrow().alive.contains_key(&new)
+        new != run && one.membership().may_act() && two.membership().view().borrow().alive.contains_key(&new)
     })
     .await;
     // Whichever is first takes the lease of the dead server, and decides about its agents from then on.
@@ -531,7 +531,7 @@ async fn a_beat_that_waits_leaves_no_connection_behind() {
 async fn the_only_server_has_every_lease() {
     let Fixture { folder: _folder, store } = TestEngine::Sqlite.fixture().await;
     let membership = store.membership();
-    assert!(!membership.is_shared() && membership.holds());
+    assert!(!membership.is_shared() && membership.may_act());
     assert!(Lease::ALL.into_iter().all(|lease| membership.has(lease)));
     assert_eq!(store.servers().await.expect("no error"), []);
 }
