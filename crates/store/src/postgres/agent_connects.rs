@@ -3,7 +3,7 @@
 use super::PgStore;
 use super::columns::{agent as agent_id, integer, natural, plain};
 use super::fault::PgFault;
-use super::line::{ChangeGroup, ChangeReply, LineChange, Locks};
+use super::group_commit::{ChangeGroup, ChangeReply, GroupChange, Locks};
 use crate::clock::{ClockReading, WallMs};
 use crate::{ServerId, StoreError};
 use deadpool_postgres::Transaction;
@@ -28,7 +28,7 @@ impl PgStore {
             highest,
             holder: self.membership().run(),
         };
-        self.write_in_line(|inner| &inner.connects, connect).await
+        self.write_grouped(|inner| &inner.connects, connect).await
     }
 
     pub(crate) async fn agent_disconnected(
@@ -39,7 +39,7 @@ impl PgStore {
         heard: WallMs,
     ) -> Result<(), StoreError> {
         let disconnect = Disconnect { agent: agent.clone(), epoch, at, heard };
-        self.write_in_line(|inner| &inner.disconnects, disconnect).await
+        self.write_grouped(|inner| &inner.disconnects, disconnect).await
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Connect {
     holder: ServerId,
 }
 
-impl LineChange for Connect {
+impl GroupChange for Connect {
     type Answer = Epoch;
     const DOING: &'static str = "noting that an agent connected";
 
@@ -136,7 +136,7 @@ pub(super) struct Disconnect {
     heard: WallMs,
 }
 
-impl LineChange for Disconnect {
+impl GroupChange for Disconnect {
     type Answer = ();
     const DOING: &'static str = "noting that an agent disconnected";
 

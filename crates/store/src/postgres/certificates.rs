@@ -7,7 +7,7 @@ use super::ca;
 use super::columns::{hash, hash_if_any, natural, plain};
 use super::conditions::Value;
 use super::fault::PgFault;
-use super::line::{Access, ChangeGroup, ChangeReply, LineChange};
+use super::group_commit::{Access, ChangeGroup, ChangeReply, GroupChange};
 use crate::{AgentRecord, CertificateRecord, FORGOTTEN, NewAudit, StoreError};
 use deadpool_postgres::Transaction;
 use futures_util::future::BoxFuture;
@@ -25,7 +25,7 @@ impl PgStore {
         sha256: [u8; 32],
     ) -> Result<Option<(AgentRecord, Option<CertificateRecord>)>, StoreError> {
         let question = PresentedCertificate { agent: agent.clone(), sha256 };
-        self.write_in_line(|inner| &inner.presented, question).await
+        self.write_grouped(|inner| &inner.presented, question).await
     }
 
     pub(crate) async fn give_certificate(
@@ -180,7 +180,7 @@ pub(super) struct PresentedCertificate {
     sha256: [u8; 32],
 }
 
-impl LineChange for PresentedCertificate {
+impl GroupChange for PresentedCertificate {
     type Answer = Option<(AgentRecord, Option<CertificateRecord>)>;
     const DOING: &'static str = "reading an agent and its certificate";
     const ACCESS: Access = Access::Read;

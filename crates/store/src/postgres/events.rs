@@ -5,7 +5,7 @@ use super::audit::insert_audit;
 use super::columns::{agent, host, integer, natural, plain};
 use super::conditions::{Conditions, Value};
 use super::fault::PgFault;
-use super::line::{ChangeGroup, ChangeReply, LineChange, Locks};
+use super::group_commit::{ChangeGroup, ChangeReply, GroupChange, Locks};
 use super::proc_reports::lock_enrolled;
 use crate::{EventFilter, EventPage, EventRecord, NewAudit, NewEvent, StoreError, Webhook};
 use deadpool_postgres::Transaction;
@@ -58,7 +58,7 @@ impl PgStore {
         let mut events = events;
         events.retain(is_first);
         let report = EventReport { agent: from.clone(), events, received_at };
-        self.write_in_line(|inner| &inner.event_reports, report).await
+        self.write_grouped(|inner| &inner.event_reports, report).await
     }
 
     pub(crate) async fn events(
@@ -169,7 +169,7 @@ pub(super) struct EventReport {
     received_at: i64,
 }
 
-impl LineChange for EventReport {
+impl GroupChange for EventReport {
     type Answer = Vec<NewEvent>;
     const DOING: &'static str = "storing events";
 

@@ -4,7 +4,7 @@ use super::audit::insert_audit;
 use super::columns::{agent, business, plain};
 use super::conditions::Value;
 use super::fault::PgFault;
-use super::line::{self, ChangeGroup, ChangeReply, LineChange};
+use super::group_commit::{self, ChangeGroup, ChangeReply, GroupChange};
 use super::{PgStore, ca, tokens};
 use crate::order::host_order;
 use crate::types::Belonging;
@@ -33,7 +33,7 @@ impl PgStore {
         joining: JoiningAgent,
         now: i64,
     ) -> Result<Result<JoinedAgent, JoinTokenRefusal>, StoreError> {
-        self.write_in_line(|inner| &inner.joins, Join { token, joining, now }).await
+        self.write_grouped(|inner| &inner.joins, Join { token, joining, now }).await
     }
 
     pub(crate) async fn join_refusal(
@@ -76,7 +76,7 @@ pub(super) struct Join {
     now: i64,
 }
 
-impl LineChange for Join {
+impl GroupChange for Join {
     type Answer = Result<JoinedAgent, JoinTokenRefusal>;
     const DOING: &'static str = "enrolling an agent";
 
@@ -87,7 +87,7 @@ impl LineChange for Join {
     /// A weight, not a size: about 50 joins share a unit at most, because each takes several statements and
     /// holds the lock of its token until the commit.
     fn bytes(&self) -> usize {
-        line::BYTES / 50
+        group_commit::BYTES / 50
     }
 
     /// A unit of many joins locks the sessions of agents that are replaced in no order. A deadlock costs a

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! method --> unit (a task of its own): connection from the pool, BEGIN, statements, COMMIT --> answer
-//! method of one agent --> line: a unit for all agents that wait at the same moment --> answer
+//! method of one agent --> queue: a unit for all agents that wait at the same moment --> answer
 //! method --> read: connection from the pool, one statement, or several in one REPEATABLE READ snapshot
 //! beat   --> its own connection, twice a second: does the database answer, and which servers are alive?
 //! ```
@@ -32,9 +32,9 @@ mod copy;
 mod events;
 mod fault;
 mod generation;
+mod group_commit;
 mod history;
 mod join;
-mod line;
 mod membership;
 mod ops;
 mod partitions;
@@ -67,9 +67,9 @@ use deadpool_postgres::Transaction;
 use events::EventReport;
 use fault::{PgFault, Repeat};
 use futures_util::future::BoxFuture;
+use group_commit::GroupQueue;
 use history::DatabaseHistory;
 use join::Join;
-use line::Line;
 use membership::{Beats, Outages, answered_within};
 use pool::ConnectionPool;
 use proc_reports::AgentProcs;
@@ -108,13 +108,13 @@ struct Inner {
     beats: Beats,
     outages: Outages,
     _wakeups: Wakeups,
-    joins: Line<Join>,
-    presented: Line<PresentedCertificate>,
-    connects: Line<Connect>,
-    disconnects: Line<Disconnect>,
-    proc_reports: Line<AgentProcs>,
-    group_reports: Line<AgentGroups>,
-    event_reports: Line<EventReport>,
+    joins: GroupQueue<Join>,
+    presented: GroupQueue<PresentedCertificate>,
+    connects: GroupQueue<Connect>,
+    disconnects: GroupQueue<Disconnect>,
+    proc_reports: GroupQueue<AgentProcs>,
+    group_reports: GroupQueue<AgentGroups>,
+    event_reports: GroupQueue<EventReport>,
     /// Where the store is, without the password.
     name: String,
 }
@@ -151,13 +151,13 @@ impl PgStore {
             beats,
             outages,
             _wakeups: wakeups,
-            joins: Line::default(),
-            presented: Line::default(),
-            connects: Line::default(),
-            disconnects: Line::default(),
-            proc_reports: Line::default(),
-            group_reports: Line::default(),
-            event_reports: Line::default(),
+            joins: GroupQueue::default(),
+            presented: GroupQueue::default(),
+            connects: GroupQueue::default(),
+            disconnects: GroupQueue::default(),
+            proc_reports: GroupQueue::default(),
+            group_reports: GroupQueue::default(),
+            event_reports: GroupQueue::default(),
             name: url.name().to_owned(),
         };
         let store = PgStore { inner: Arc::new(inner) };

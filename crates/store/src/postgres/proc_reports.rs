@@ -9,7 +9,7 @@
 use super::PgStore;
 use super::columns::{agent as agent_id, integer, natural, plain};
 use super::fault::PgFault;
-use super::line::{ChangeGroup, ChangeReply, LineChange, Locks};
+use super::group_commit::{ChangeGroup, ChangeReply, GroupChange, Locks};
 use super::procs::plain_key;
 use crate::limits;
 use crate::{ProcRecord, StoreError};
@@ -37,7 +37,7 @@ impl PgStore {
             procs: newest(procs),
             others: OtherProcs::Stay { gone },
         };
-        self.write_in_line(|inner| &inner.proc_reports, report).await
+        self.write_grouped(|inner| &inner.proc_reports, report).await
     }
 
     pub(crate) async fn replace_procs(
@@ -47,7 +47,7 @@ impl PgStore {
         procs: Vec<ProcRecord>,
     ) -> Result<usize, StoreError> {
         let report = AgentProcs { agent: agent.clone(), epoch, procs: newest(procs), others: OtherProcs::Go };
-        self.write_in_line(|inner| &inner.proc_reports, report).await
+        self.write_grouped(|inner| &inner.proc_reports, report).await
     }
 }
 
@@ -70,7 +70,7 @@ enum OtherProcs {
     Go,
 }
 
-impl LineChange for AgentProcs {
+impl GroupChange for AgentProcs {
     type Answer = usize;
     const DOING: &'static str = "storing an agent's procs";
 

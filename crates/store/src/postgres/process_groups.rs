@@ -5,7 +5,7 @@ use super::agents::ids;
 use super::columns::{agent, from_json, integer, plain, to_json};
 use super::conditions::Value;
 use super::fault::PgFault;
-use super::line::{ChangeGroup, ChangeReply, LineChange};
+use super::group_commit::{ChangeGroup, ChangeReply, GroupChange};
 use super::proc_reports::{SessionLock, lock_sessions};
 use crate::limits;
 use crate::{GroupsRecord, StoreError};
@@ -23,7 +23,7 @@ impl PgStore {
         groups: Vec<GroupsRecord>,
     ) -> Result<usize, StoreError> {
         let report = AgentGroups::new(agent, epoch, groups, Others::Stay);
-        self.write_in_line(|inner| &inner.group_reports, report).await
+        self.write_grouped(|inner| &inner.group_reports, report).await
     }
 
     pub(crate) async fn replace_process_groups(
@@ -33,7 +33,7 @@ impl PgStore {
         groups: Vec<GroupsRecord>,
     ) -> Result<usize, StoreError> {
         let report = AgentGroups::new(agent, epoch, groups, Others::Go);
-        self.write_in_line(|inner| &inner.group_reports, report).await
+        self.write_grouped(|inner| &inner.group_reports, report).await
     }
 
     pub(crate) async fn process_groups(
@@ -102,7 +102,7 @@ impl AgentGroups {
     }
 }
 
-impl LineChange for AgentGroups {
+impl GroupChange for AgentGroups {
     type Answer = usize;
     const DOING: &'static str = "storing an agent's process groups";
 

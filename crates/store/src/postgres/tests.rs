@@ -1,6 +1,6 @@
 //! Panics inside the engine, and settings of its connections.
 
-use super::line::{ChangeGroup, ChangeReply, LineChange};
+use super::group_commit::{ChangeGroup, ChangeReply, GroupChange};
 use super::*;
 use procfleet_core::AgentId;
 use procfleet_program::{LogArgs, LogFormat};
@@ -20,7 +20,7 @@ enum NoteEnd {
     Panic,
 }
 
-impl LineChange for Noted {
+impl GroupChange for Noted {
     type Answer = ();
     const DOING: &'static str = "noting";
 
@@ -47,9 +47,9 @@ impl LineChange for Noted {
     }
 }
 
-fn line(_: &Inner) -> &Line<Noted> {
-    static LINE: OnceLock<Line<Noted>> = OnceLock::new();
-    LINE.get_or_init(Line::default)
+fn queue(_: &Inner) -> &GroupQueue<Noted> {
+    static QUEUE: OnceLock<GroupQueue<Noted>> = OnceLock::new();
+    QUEUE.get_or_init(GroupQueue::default)
 }
 
 fn users(store: &PgStore) -> impl Future<Output = Vec<String>> {
@@ -75,9 +75,9 @@ fn a_panic_fails_its_own_call_and_is_contained_and_counted() {
         let store = PgStore::open(&url).await.expect("it opens");
         let note = |name: &str, end| {
             let noted = Noted { agent: name.parse().expect("an agent id"), end };
-            store.write_in_line(line, noted)
+            store.write_grouped(queue, noted)
         };
-        // With one thread, the task that serves the line begins when all three are in the line.
+        // With one thread, the task that serves the queue begins when all three are in the queue.
         let noted = tokio::join!(
             biased;
             note("a", NoteEnd::Good),

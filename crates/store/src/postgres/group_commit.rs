@@ -1,12 +1,12 @@
 //! Changes of many agents in one transaction.
 //!
 //! ```text
-//! sessions --changes--> line --all that wait--> one unit: a few statements for all of them, COMMIT --> answers
-//!                                    \--those of locked agents--> units of their own, which wait
+//! sessions --changes--> queue --all that wait--> one unit: few statements for all, COMMIT --> answers
+//!                                     \--those of locked agents--> units of their own, which wait
 //! ```
 //!
 //! A whole fleet reports at once what one op has changed. A unit for each agent would cost a sync to disk and
-//! several round trips each. One unit of a line runs at a time; changes that come meanwhile are the next
+//! several round trips each. One unit of a queue runs at a time; changes that come meanwhile are the next
 //! group. A lone change does not wait for others.
 
 use super::fault::PgFault;
@@ -27,7 +27,7 @@ const CHANGES: usize = 500;
 pub(super) const BYTES: usize = 4 << 20;
 
 /// A change that one agent causes.
-pub(super) trait LineChange: Send + Sync + Sized + fmt::Debug + 'static {
+pub(super) trait GroupChange: Send + Sync + Sized + fmt::Debug + 'static {
     type Answer: Send + fmt::Debug + 'static;
     /// For errors: "storing an agent's procs".
     const DOING: &'static str;
@@ -46,7 +46,7 @@ pub(super) trait LineChange: Send + Sync + Sized + fmt::Debug + 'static {
     ) -> BoxFuture<'a, Result<Vec<ChangeReply<Self>>, PgFault>>;
 }
 
-/// The kind of transaction that a line uses.
+/// The kind of transaction that a queue uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Write,
@@ -78,7 +78,7 @@ impl Locks {
     }
 }
 
-pub(super) enum ChangeReply<C: LineChange> {
+pub(super) enum ChangeReply<C: GroupChange> {
     Answer(Result<C::Answer, StoreError>),
     /// The rows of the change are locked, or are not there: only a unit that waits can tell.
     Alone,
@@ -86,32 +86,32 @@ pub(super) enum ChangeReply<C: LineChange> {
 
 /// Changes of one kind that wait for the next unit.
 #[derive(Debug)]
-pub(super) struct Line<C: LineChange>(Mutex<Waiting<C>>);
+pub(super) struct GroupQueue<C: GroupChange>(Mutex<Waiting<C>>);
 
 #[derive(Debug)]
-struct Waiting<C: LineChange> {
+struct Waiting<C: GroupChange> {
     changes: VecDeque<(C, AnswerSender<C>)>,
     /// A task carries out the changes.
-    is_served: bool,
+    has_worker: bool,
 }
 
-type AnswerSender<C> = oneshot::Sender<Result<<C as LineChange>::Answer, StoreError>>;
+type AnswerSender<C> = oneshot::Sender<Result<<C as GroupChange>::Answer, StoreError>>;
 
-impl<C: LineChange> Default for Line<C> {
+impl<C: GroupChange> Default for GroupQueue<C> {
     fn default() -> Self {
-        Line(Mutex::new(Waiting { changes: VecDeque::new(), is_served: false }))
+        GroupQueue(Mutex::new(Waiting { changes: VecDeque::new(), has_worker: false }))
     }
 }
 
-impl<C: LineChange> Line<C> {
-    /// Returns whether the caller has to serve the line.
+impl<C: GroupChange> GroupQueue<C> {
+    /// Returns whether the caller has to serve the queue.
     fn push(&self, change: C, sender: AnswerSender<C>) -> bool {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.changes.push_back((change, sender));
-        !std::mem::replace(&mut waiting.is_served, true)
+        !std::mem::replace(&mut waiting.has_worker, true)
     }
 
-    /// The next group. `None`: no change waits, and the line is not served any more.
+    /// The next group. `None`: no change waits, and the queue has no worker any more.
     fn take(&self) -> Option<(Vec<C>, Vec<AnswerSender<C>>)> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut changes, mut senders) = (Vec::new(), Vec::new());
@@ -134,22 +134,22 @@ impl<C: LineChange> Line<C> {
         }
         later.append(&mut waiting.changes);
         waiting.changes = later;
-        waiting.is_served = !changes.is_empty();
-        waiting.is_served.then_some((changes, senders))
+        waiting.has_worker = !changes.is_empty();
+        waiting.has_worker.then_some((changes, senders))
     }
 }
 
 impl PgStore {
     /// Returns when the change is durable. Once its unit has begun, it goes on even if the caller stops
     /// waiting.
-    pub(super) async fn write_in_line<C: LineChange>(
+    pub(super) async fn write_grouped<C: GroupChange>(
         &self,
-        line: fn(&Inner) -> &Line<C>,
+        queue: fn(&Inner) -> &GroupQueue<C>,
         change: C,
     ) -> Result<C::Answer, StoreError> {
         let (sender, answer) = oneshot::channel();
-        if line(&self.inner).push(change, sender) {
-            tokio::spawn(serve(Arc::clone(&self.inner), line));
+        if queue(&self.inner).push(change, sender) {
+            tokio::spawn(serve(Arc::clone(&self.inner), queue));
         }
         tokio::select! {
             biased;
@@ -160,13 +160,13 @@ impl PgStore {
 }
 
 /// Carries out changes until none waits.
-async fn serve<C: LineChange>(inner: Arc<Inner>, line: fn(&Inner) -> &Line<C>) {
-    while let Some((changes, senders)) = line(&inner).take() {
+async fn serve<C: GroupChange>(inner: Arc<Inner>, queue: fn(&Inner) -> &GroupQueue<C>) {
+    while let Some((changes, senders)) = queue(&inner).take() {
         carry_out(&inner, changes, senders).await;
     }
 }
 
-async fn carry_out<C: LineChange>(inner: &Arc<Inner>, changes: Vec<C>, senders: Vec<AnswerSender<C>>) {
+async fn carry_out<C: GroupChange>(inner: &Arc<Inner>, changes: Vec<C>, senders: Vec<AnswerSender<C>>) {
     let group = ChangeGroup { changes, locks: Locks::Skip };
     let replies = match run(inner, &group).await {
         Ok(replies) => replies,
@@ -181,7 +181,7 @@ async fn carry_out<C: LineChange>(inner: &Arc<Inner>, changes: Vec<C>, senders: 
         }
     }
     if !alone.is_empty() {
-        // Others in the line do not wait for these.
+        // Others in the queue do not wait for these.
         let inner = Arc::clone(inner);
         tokio::spawn(async move {
             for (change, sender) in alone {
@@ -192,7 +192,7 @@ async fn carry_out<C: LineChange>(inner: &Arc<Inner>, changes: Vec<C>, senders: 
 }
 
 /// A panic is an error of the unit, whose transaction is rolled back.
-async fn run<C: LineChange>(
+async fn run<C: GroupChange>(
     inner: &Inner,
     group: &ChangeGroup<C>,
 ) -> Result<Vec<ChangeReply<C>>, StoreError> {
@@ -212,7 +212,7 @@ async fn run<C: LineChange>(
 }
 
 /// For each change of a unit that failed.
-fn reply_to_error<C: LineChange>(error: &StoreError) -> ChangeReply<C> {
+fn reply_to_error<C: GroupChange>(error: &StoreError) -> ChangeReply<C> {
     let same = match error {
         StoreError::Away { doing, reason } => StoreError::Away { doing, reason: reason.clone() },
         StoreError::Uncertain { doing, source } => StoreError::Uncertain { doing, source: source.clone() },
@@ -224,7 +224,7 @@ fn reply_to_error<C: LineChange>(error: &StoreError) -> ChangeReply<C> {
     ChangeReply::Answer(Err(same))
 }
 
-async fn carry_out_alone<C: LineChange>(inner: &Inner, change: C) -> Result<C::Answer, StoreError> {
+async fn carry_out_alone<C: GroupChange>(inner: &Inner, change: C) -> Result<C::Answer, StoreError> {
     let group = ChangeGroup { changes: vec![change], locks: Locks::Wait };
     let replies = run(inner, &group).await?;
     match replies.into_iter().next() {
