@@ -86,7 +86,7 @@ pub enum StoreError {
     /// The database does not answer, or refuses connections or changes for now. Nothing is known to be lost;
     /// the same call may succeed later.
     #[error("{doing}: the database is away: {reason}")]
-    Away { doing: &'static str, reason: String },
+    Unavailable { doing: &'static str, reason: String },
     /// The connection ended during the commit: the change is stored or not.
     #[error(
         "{doing}: the connection to the database ended during the commit, so it is not known whether it is stored"

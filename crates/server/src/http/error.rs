@@ -77,7 +77,7 @@ impl CallError {
             CallError::App(
                 AppError::Full(_)
                 | AppError::Store(
-                    StoreError::Away { .. }
+                    StoreError::Unavailable { .. }
                     | StoreError::Uncertain { .. }
                     | StoreError::TaskUncertain { .. }
                     | StoreError::Fenced,
@@ -158,7 +158,9 @@ impl CallError {
                 );
                 (StatusCode::OK, Code::BadRequest, reason)
             }
-            CallError::App(AppError::Store(StoreError::Away { .. } | StoreError::Uncertain { .. })) => {
+            CallError::App(AppError::Store(
+                StoreError::Unavailable { .. } | StoreError::Uncertain { .. },
+            )) => {
                 let reason = "the database does not answer now. If the call changes something, it is not known whether it was \
                               stored: send it again under the same Idempotency-Key, or look for it in the list of tasks";
                 (StatusCode::SERVICE_UNAVAILABLE, Code::SystemError, reason.to_owned())
@@ -275,7 +277,7 @@ mod tests {
     #[test]
     fn the_error_of_a_call_that_may_be_stored_names_its_task() {
         let task = TaskId { stamp: 20_261_115_203_000, number: 7 };
-        let away = StoreError::Away { doing: "creating a task", reason: "no answer".to_owned() };
+        let away = StoreError::Unavailable { doing: "creating a task", reason: "no answer".to_owned() };
         let error: CallError =
             CallError::App(AppError::Store(StoreError::TaskUncertain { task, source: Box::new(away) }));
         let (status, _, message) = error.answer(CallFamily::Gse);

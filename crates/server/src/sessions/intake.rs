@@ -327,7 +327,7 @@ impl Intake {
             }
         };
         match (stored, kept) {
-            (Err(StoreError::Away { .. } | StoreError::Uncertain { .. }), Some(message)) => {
+            (Err(StoreError::Unavailable { .. } | StoreError::Uncertain { .. }), Some(message)) => {
                 let jitter = STORE_AGAIN.mul_f64(f64::from(secret::random::<1>()[0]) / 255.0);
                 self.unstored = Some((message, Instant::now() + STORE_AGAIN + jitter));
                 Ok(None)

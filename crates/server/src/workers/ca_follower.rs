@@ -36,7 +36,7 @@ impl CaFollower {
                     info!("the CA of the store is in use again");
                 }
                 // The store itself says that the database is away.
-                Err(CaChangeError::Store(StoreError::Away { .. })) => {}
+                Err(CaChangeError::Store(StoreError::Unavailable { .. })) => {}
                 // Once for a row of failures.
                 Err(error) if !is_failing => {
                     is_failing = true;

@@ -95,10 +95,14 @@ impl PgFault {
 
     pub(super) fn during(self, doing: &'static str) -> StoreError {
         match self {
-            PgFault::Sql(source) if is_away(&source) => StoreError::Away { doing, reason: chain(&source) },
+            PgFault::Sql(source) if is_away(&source) => {
+                StoreError::Unavailable { doing, reason: chain(&source) }
+            }
             PgFault::Sql(source) => StoreError::Database { doing, source: DriverError::new(source) },
             PgFault::Uncertain(source) => StoreError::Uncertain { doing, source: DriverError::new(source) },
-            PgFault::Unanswered(reason) | PgFault::Connection(reason) => StoreError::Away { doing, reason },
+            PgFault::Unanswered(reason) | PgFault::Connection(reason) => {
+                StoreError::Unavailable { doing, reason }
+            }
             PgFault::Unreadable { what, reason } => StoreError::Unreadable { doing, what, reason },
             PgFault::Unwritable { what, reason } => StoreError::Unwritable { doing, what, reason },
             PgFault::Known(error) => error,

@@ -154,7 +154,9 @@ impl PgStore {
         tokio::select! {
             biased;
             answered = answer => answered.unwrap_or(Err(StoreError::Panicked { doing: C::DOING })),
-            reason = self.inner.beats.wait_until_away() => Err(StoreError::Away { doing: C::DOING, reason }),
+            reason = self.inner.beats.wait_until_unavailable() => {
+                Err(StoreError::Unavailable { doing: C::DOING, reason })
+            }
         }
     }
 }
@@ -214,7 +216,9 @@ async fn run<C: GroupChange>(
 /// For each change of a unit that failed.
 fn reply_to_error<C: GroupChange>(error: &StoreError) -> ChangeReply<C> {
     let same = match error {
-        StoreError::Away { doing, reason } => StoreError::Away { doing, reason: reason.clone() },
+        StoreError::Unavailable { doing, reason } => {
+            StoreError::Unavailable { doing, reason: reason.clone() }
+        }
         StoreError::Uncertain { doing, source } => StoreError::Uncertain { doing, source: source.clone() },
         StoreError::Fenced => StoreError::Fenced,
         StoreError::Closed => StoreError::Closed,

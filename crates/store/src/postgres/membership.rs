@@ -97,9 +97,9 @@ impl Outages {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DatabaseState {
-    Well,
+    Available,
     /// The database does not answer, for this reason.
-    Away(String),
+    Unavailable(String),
     /// A newer server has upgraded the store beyond this one: its schema, and the newest that this one knows.
     Newer(i64),
 }
@@ -169,7 +169,7 @@ impl Beats {
         outages: Outages,
         beating: OwnConnection,
     ) -> Beats {
-        let (sender, state) = watch::channel(DatabaseState::Well);
+        let (sender, state) = watch::channel(DatabaseState::Available);
         let renewal = BeatTask {
             membership,
             history,
@@ -192,19 +192,19 @@ impl Beats {
     }
 
     /// Why the database cannot be used now.
-    pub(super) fn away(&self) -> Option<String> {
+    pub(super) fn unavailable(&self) -> Option<String> {
         match &*self.state.borrow() {
-            DatabaseState::Well => None,
-            DatabaseState::Away(reason) => Some(reason.clone()),
+            DatabaseState::Available => None,
+            DatabaseState::Unavailable(reason) => Some(reason.clone()),
             DatabaseState::Newer(_) => Some("a newer server has upgraded the store".to_owned()),
         }
     }
 
     /// Returns at once if it is away already.
-    pub(super) async fn wait_until_away(&self) -> String {
+    pub(super) async fn wait_until_unavailable(&self) -> String {
         let mut state = self.state.clone();
         loop {
-            if let Some(reason) = self.away() {
+            if let Some(reason) = self.unavailable() {
                 return reason;
             }
             if state.changed().await.is_err() {
@@ -295,17 +295,17 @@ impl BeatTask {
         loop {
             let beat = tokio::time::timeout(PATIENCE, self.beat()).await;
             let now = match beat {
-                Ok(Ok(Beat::Confirmed)) => DatabaseState::Well,
+                Ok(Ok(Beat::Confirmed)) => DatabaseState::Available,
                 Ok(Ok(Beat::Fenced)) => match tokio::time::timeout(PATIENCE, self.enter_again()).await {
-                    Ok(Ok(())) => DatabaseState::Well,
-                    Ok(Err(fault)) => DatabaseState::Away(fault.reason()),
-                    Err(_) => DatabaseState::Away(silence()),
+                    Ok(Ok(())) => DatabaseState::Available,
+                    Ok(Err(fault)) => DatabaseState::Unavailable(fault.reason()),
+                    Err(_) => DatabaseState::Unavailable(silence()),
                 },
                 Ok(Ok(Beat::Newer(found))) => DatabaseState::Newer(found),
-                Ok(Err(fault)) => DatabaseState::Away(fault.reason()),
-                Err(_) => DatabaseState::Away(silence()),
+                Ok(Err(fault)) => DatabaseState::Unavailable(fault.reason()),
+                Err(_) => DatabaseState::Unavailable(silence()),
             };
-            if now != DatabaseState::Well {
+            if now != DatabaseState::Available {
                 self.client = None;
             }
             if publish(&self.state, now) == Changed::Back {
@@ -623,22 +623,28 @@ enum Changed {
 }
 
 fn publish(state: &watch::Sender<DatabaseState>, now: DatabaseState) -> Changed {
-    let is_back = now == DatabaseState::Well && matches!(&*state.borrow(), DatabaseState::Away(_));
+    let is_back =
+        now == DatabaseState::Available && matches!(&*state.borrow(), DatabaseState::Unavailable(_));
     state.send_if_modified(|known| {
         match (&*known, &now) {
-            (DatabaseState::Well, DatabaseState::Away(reason)) => tracing::error!(
+            (DatabaseState::Available, DatabaseState::Unavailable(reason)) => tracing::error!(
                 reason,
                 "the database does not answer; calls are refused until it is back; check the database and the network between"
             ),
-            (DatabaseState::Away(_), DatabaseState::Well) => tracing::info!("the database answers again"),
-            (DatabaseState::Well | DatabaseState::Away(_), DatabaseState::Newer(found)) => tracing::error!(
+            (DatabaseState::Unavailable(_), DatabaseState::Available) => {
+                tracing::info!("the database answers again");
+            }
+            (
+                DatabaseState::Available | DatabaseState::Unavailable(_),
+                DatabaseState::Newer(found),
+            ) => tracing::error!(
                 found,
                 known = schema::known(),
                 "a newer server has upgraded the store; this server ends. Upgrade it"
             ),
             (DatabaseState::Newer(_), _)
-            | (DatabaseState::Well, DatabaseState::Well)
-            | (DatabaseState::Away(_), DatabaseState::Away(_)) => {}
+            | (DatabaseState::Available, DatabaseState::Available)
+            | (DatabaseState::Unavailable(_), DatabaseState::Unavailable(_)) => {}
         }
         let changed = std::mem::discriminant(known) != std::mem::discriminant(&now);
         *known = now;

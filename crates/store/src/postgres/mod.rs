@@ -11,7 +11,7 @@
 //!   an outage of the database has left without an answer is given up, some seconds after the outage.
 //! - A unit or a read that panics fails alone, as [`StoreError::Panicked`].
 //! - A unit that lost a race (serialization failure, deadlock, lock timeout) is repeated as a whole.
-//! - While beats get no answer, every method returns [`StoreError::Away`] at once, and those that wait
+//! - While beats get no answer, every method returns [`StoreError::Unavailable`] at once, and those that wait
 //!   return it, too.
 //! - All units lock rows in one order: the server's own row, sessions by agent, tasks by number, the event
 //!   counter, the rest.
@@ -192,7 +192,7 @@ impl PgStore {
     }
 
     pub(crate) async fn refuses_changes(&self) -> Option<String> {
-        if let Some(reason) = self.inner.beats.away() {
+        if let Some(reason) = self.inner.beats.unavailable() {
             return Some(reason);
         }
         let tried = self.write("trying a change", (), |tx, ()| {
@@ -265,7 +265,7 @@ impl PgStore {
         A: Send + Sync + 'static,
         T: Send + 'static,
     {
-        if let Some(reason) = self.inner.beats.away() {
+        if let Some(reason) = self.inner.beats.unavailable() {
             return Err(PgFault::Connection(reason));
         }
         let inner = Arc::clone(&self.inner);
@@ -275,7 +275,7 @@ impl PgStore {
         tokio::select! {
             biased;
             done = unit => done.map_err(|error| StoreError::from_join(doing, &error))?,
-            reason = self.inner.beats.wait_until_away() => Err(PgFault::Unanswered(reason)),
+            reason = self.inner.beats.wait_until_unavailable() => Err(PgFault::Unanswered(reason)),
         }
     }
 
@@ -353,7 +353,9 @@ impl PgStore {
                 Ok(done) => done.map_err(|fault| fault.during(doing)),
                 Err(Caught) => Err(StoreError::Panicked { doing }),
             },
-            reason = self.inner.beats.wait_until_away() => Err(StoreError::Away { doing, reason }),
+            reason = self.inner.beats.wait_until_unavailable() => {
+                Err(StoreError::Unavailable { doing, reason })
+            }
         }
     }
 }
@@ -466,7 +468,7 @@ impl Inner {
     /// may rest on sessions that the database has lost.
     async fn once<A, T>(&self, arguments: &A, work: UnitFn<A, T>, term: ServerTerm) -> Result<T, PgFault> {
         // A connection from before the outage would be kept until the outage is over.
-        if let Some(reason) = self.beats.away() {
+        if let Some(reason) = self.beats.unavailable() {
             return Err(PgFault::Connection(reason));
         }
         let outage = self.outage();

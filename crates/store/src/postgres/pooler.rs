@@ -35,7 +35,7 @@ pub(super) async fn refuse(database: &Database, name: &str) -> Result<(), StoreE
         Ok(Err(error)) => Err(PgFault::Sql(error).during(DOING)),
         Err(_) => {
             let reason = format!("the database has not answered for {} s", PATIENCE.as_secs());
-            Err(StoreError::Away { doing: DOING, reason })
+            Err(StoreError::Unavailable { doing: DOING, reason })
         }
     }
 }

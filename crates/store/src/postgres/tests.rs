@@ -163,6 +163,6 @@ async fn a_unit_that_was_requested_before_a_loss_is_refused_after_it() {
         store.membership().publish(|view| view.loss = view.loss.again(procfleet_core::BootTime(0)));
         drop(busy);
     });
-    assert!(matches!(done, Err(StoreError::Away { .. })), "{done:?}");
+    assert!(matches!(done, Err(StoreError::Unavailable { .. })), "{done:?}");
     assert_eq!(users(&store).await, Vec::<String>::new());
 }

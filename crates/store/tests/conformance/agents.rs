@@ -17,7 +17,7 @@ async fn a_token_is_spent_exactly_as_often_as_it_may_be(engine: TestEngine) {
             loop {
                 match store.join(shown(), joining.clone(), 1_500).await {
                     // More callers than connections, on a slow machine: nothing was done for this one.
-                    Err(StoreError::Away { reason, .. }) if reason.contains("no connection") => {}
+                    Err(StoreError::Unavailable { reason, .. }) if reason.contains("no connection") => {}
                     joined => return joined.expect("no error"),
                 }
             }

@@ -119,7 +119,7 @@ async fn a_primary_that_is_stopped_is_left_for_the_promoted_standby() {
     }
     while let Some(unit) = units.join_next().await {
         let refused = unit.expect("no panic");
-        assert!(matches!(refused, Err(StoreError::Away { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(StoreError::Unavailable { .. })), "{refused:?}");
     }
 
     let promoted = Arc::clone(&standby);
@@ -161,7 +161,7 @@ async fn a_synchronous_standby_that_is_stopped_costs_no_connections_and_no_commi
     let stopped = Arc::clone(&standby);
     blocking(move || stopped.stop()).await;
     wait_until("calls are refused", async || {
-        matches!(store.create_task(new_task(&["a"])).await, Err(StoreError::Away { .. }))
+        matches!(store.create_task(new_task(&["a"])).await, Err(StoreError::Unavailable { .. }))
     })
     .await;
     // Each beat has a connection of its own now.

@@ -52,7 +52,7 @@ async fn add_again(store: &Store, from: &str) -> Result<usize, StoreError> {
     let began = Instant::now();
     loop {
         match add_event(store, from).await {
-            Err(StoreError::Away { .. }) if began.elapsed() < PATIENCE => {}
+            Err(StoreError::Unavailable { .. }) if began.elapsed() < PATIENCE => {}
             stored => return stored,
         }
     }

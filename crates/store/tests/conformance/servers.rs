@@ -504,7 +504,7 @@ async fn a_beat_that_waits_leaves_no_connection_behind() {
     let (holder, watcher) = (database(&_folder).await, database(&_folder).await);
     holder.batch_execute("BEGIN; SELECT 1 FROM beats FOR UPDATE").await.expect("a lock");
     wait_until("calls are refused", async || {
-        matches!(one.create_task(new_task(&["a"])).await, Err(StoreError::Away { .. }))
+        matches!(one.create_task(new_task(&["a"])).await, Err(StoreError::Unavailable { .. }))
     })
     .await;
     let sql = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() \
