@@ -207,7 +207,7 @@ impl Server {
         };
         let beginning = match config.new_ca {
             true => CaStart::NewCa,
-            false => CaStart::AfterHosts(store.agents_that_may_come().await?),
+            false => CaStart::AfterHosts(store.count_connectable_agents().await?),
         };
         let opening = CaOpening {
             folder: &config.data,

@@ -168,10 +168,10 @@ contract! {
     fn use_certificate(agent: &AgentId, sha256: [u8; 32]) -> ();
 
     /// Assigns certificates without a CA, from before CAs could be rotated, to this one.
-    fn name_first_ca(ca: [u8; 32]) -> ();
+    fn backfill_certificate_ca(ca: [u8; 32]) -> ();
 
     /// Number of agents that may connect.
-    fn agents_that_may_come() -> u64;
+    fn count_connectable_agents() -> u64;
 
     /// Number of agents that may connect and use a certificate of this CA.
     fn agents_of_ca(ca: [u8; 32]) -> u64;

@@ -12,7 +12,7 @@ pub async fn open(store: &Store, clock: Clock, opening: CaOpening<'_>) -> Result
         Some(_) => sealed_ca::open(store, clock, opening).await?,
         None => open_files(store, clock, opening).await?,
     };
-    store.name_first_ca(ca.pin()).await?;
+    store.backfill_certificate_ca(ca.pin()).await?;
     Ok(ca)
 }
 

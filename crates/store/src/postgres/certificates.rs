@@ -77,7 +77,7 @@ impl PgStore {
         .await
     }
 
-    pub(crate) async fn name_first_ca(&self, ca: [u8; 32]) -> Result<(), StoreError> {
+    pub(crate) async fn backfill_certificate_ca(&self, ca: [u8; 32]) -> Result<(), StoreError> {
         self.write("naming the CA of old certificates", ca, |tx, ca| {
             Box::pin(async move {
                 let sql = "WITH named AS (UPDATE certificates SET ca_sha256 = $1 WHERE ca_sha256 IS NULL) \
@@ -90,7 +90,7 @@ impl PgStore {
         .await
     }
 
-    pub(crate) async fn agents_that_may_come(&self) -> Result<u64, StoreError> {
+    pub(crate) async fn count_connectable_agents(&self) -> Result<u64, StoreError> {
         let sql = "SELECT count(*) FROM agents WHERE retired_at IS NULL AND revoked_at IS NULL";
         self.count("counting the agents", sql, &[]).await
     }

@@ -170,17 +170,17 @@ fn lost_before(now: i64) -> i64 {
 struct Occupant {
     agent: AgentId,
     business: BusinessId,
-    is_well: bool,
+    is_live: bool,
     /// As stored.
     labels: String,
 }
 
-/// Reads four columns: agent, business, whether it is well, labels.
+/// Reads four columns: agent, business, whether it is live, labels.
 fn occupant(row: &Row, column: usize) -> Result<Occupant, PgFault> {
     Ok(Occupant {
         agent: agent(row, column)?,
         business: business(row.try_get(column + 1)?)?,
-        is_well: row.try_get(column + 2)?,
+        is_live: row.try_get(column + 2)?,
         labels: row.try_get(column + 3)?,
     })
 }
@@ -215,7 +215,7 @@ fn permit(occupant: Option<&Occupant>, belonging: &Belonging, ip: IpAddr) -> Res
         return Err(JoinTokenRefusal::HostOf(occupant.business));
     }
     match belonging.replaces {
-        Replaces::LostAgents if occupant.is_well => Err(JoinTokenRefusal::HostInUse(belonging.host(ip))),
+        Replaces::LostAgents if occupant.is_live => Err(JoinTokenRefusal::HostInUse(belonging.host(ip))),
         Replaces::LostAgents | Replaces::AnyAgent => Ok(()),
     }
 }

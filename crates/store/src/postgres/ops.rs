@@ -281,7 +281,7 @@ impl Batch {
             return Ok(vec![Applied::Now; new.len()]);
         }
         let late = self.keep_late(tx).await?;
-        let mut applied = self.why_not(tx).await?;
+        let mut applied = self.classify_unapplied(tx).await?;
         for (ordinal, applied) in (1_i64..).zip(&mut applied) {
             if new.contains(&ordinal) {
                 *applied = Applied::Now;
@@ -342,7 +342,7 @@ impl Batch {
 
     /// Classifies reports that stored no outcome. `NotYours` is decided first, so that an agent learns nothing
     /// about ops of other agents.
-    async fn why_not(&self, tx: &Transaction<'_>) -> Result<Vec<Applied>, PgFault> {
+    async fn classify_unapplied(&self, tx: &Transaction<'_>) -> Result<Vec<Applied>, PgFault> {
         let sql = format!(
             "SELECT i.agent IS NULL OR its_op.agent IS NOT DISTINCT FROM i.agent, i.ordinal \
              FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[]) \

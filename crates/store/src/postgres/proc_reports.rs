@@ -35,7 +35,7 @@ impl PgStore {
             agent: agent.clone(),
             epoch,
             procs: newest(procs),
-            others: OtherProcs::Stay { gone },
+            others: OtherProcs::Keep { gone },
         };
         self.write_grouped(|inner| &inner.proc_reports, report).await
     }
@@ -46,7 +46,8 @@ impl PgStore {
         epoch: Epoch,
         procs: Vec<ProcRecord>,
     ) -> Result<usize, StoreError> {
-        let report = AgentProcs { agent: agent.clone(), epoch, procs: newest(procs), others: OtherProcs::Go };
+        let report =
+            AgentProcs { agent: agent.clone(), epoch, procs: newest(procs), others: OtherProcs::Delete };
         self.write_grouped(|inner| &inner.proc_reports, report).await
     }
 }
@@ -64,10 +65,10 @@ pub(super) struct AgentProcs {
 #[derive(Debug)]
 enum OtherProcs {
     /// All but those that are gone.
-    Stay {
+    Keep {
         gone: Vec<ProcKey>,
     },
-    Go,
+    Delete,
 }
 
 impl GroupChange for AgentProcs {
@@ -81,8 +82,8 @@ impl GroupChange for AgentProcs {
     fn bytes(&self) -> usize {
         const KEY: usize = 100;
         let gone = match &self.others {
-            OtherProcs::Stay { gone } => gone.len(),
-            OtherProcs::Go => 0,
+            OtherProcs::Keep { gone } => gone.len(),
+            OtherProcs::Delete => 0,
         };
         self.procs.iter().map(|record| record.status.len() + KEY).sum::<usize>() + gone * KEY
     }
@@ -111,12 +112,12 @@ async fn store(
     };
     let mut gone: Vec<(&AgentId, &ProcKey)> = Vec::new();
     for report in held() {
-        if let OtherProcs::Stay { gone: keys } = &report.others {
+        if let OtherProcs::Keep { gone: keys } = &report.others {
             gone.extend(keys.iter().map(|key| (&report.agent, key)));
         }
     }
     delete(tx, &gone).await?;
-    let stays = |report: &&AgentProcs| matches!(report.others, OtherProcs::Stay { .. });
+    let stays = |report: &&AgentProcs| matches!(report.others, OtherProcs::Keep { .. });
     let rest = update(tx, held().filter(stays).collect()).await?;
     let mut changes = Changes::of(tx, rest).await?;
     let replaced = Changes::of_all(tx, held().filter(|report| !stays(report)).collect()).await?;
@@ -146,11 +147,11 @@ impl<'a> Changes<'a> {
     async fn of(tx: &Transaction<'_>, reports: Vec<&'a AgentProcs>) -> Result<Changes<'a>, PgFault> {
         let mut changes = Changes::default();
         let known = known_revisions(tx, &reports).await?;
-        let room = Room::beside_stored(tx, &reports, &known).await?;
+        let usage = StoredUsage::beside_stored(tx, &reports, &known).await?;
         let mut known = known.into_iter();
         for report in reports {
             let known: Vec<Option<i64>> = known.by_ref().take(report.procs.len()).collect();
-            let excess = room.excess(report, &known);
+            let excess = usage.excess(report, &known);
             let changed = report.procs.iter().zip(known).filter(|(record, known)| {
                 known.is_none_or(|known| known < integer(record.revision)) && !excess.contains(&record.proc)
             });
@@ -278,17 +279,17 @@ async fn known_revisions(tx: &Transaction<'_>, reports: &[&AgentProcs]) -> Resul
 
 /// The stored procs of agents, for those whose reports may exceed their limits. Only new procs and large
 /// states cost a look at the stored ones.
-struct Room {
+struct StoredUsage {
     procs: HashMap<AgentId, u64>,
     large_bytes: HashMap<AgentId, u64>,
 }
 
-impl Room {
+impl StoredUsage {
     async fn beside_stored(
         tx: &Transaction<'_>,
         reports: &[&AgentProcs],
         known: &[Option<i64>],
-    ) -> Result<Room, PgFault> {
+    ) -> Result<StoredUsage, PgFault> {
         let large = reports.iter().filter(|report| report.procs.iter().any(is_large));
         let large: Vec<&str> = large.map(|report| report.agent.as_str()).collect();
         let agents = reports.iter().flat_map(|report| report.procs.iter().map(|_| report.agent.as_str()));
@@ -301,7 +302,7 @@ impl Room {
         );
         let large_bytes = numbers(tx, &sql, large).await?;
         let sql = "SELECT agent, count(*) FROM procs WHERE agent = ANY($1) GROUP BY agent";
-        Ok(Room { procs: numbers(tx, sql, with_new.into_iter().collect()).await?, large_bytes })
+        Ok(StoredUsage { procs: numbers(tx, sql, with_new.into_iter().collect()).await?, large_bytes })
     }
 
     /// The procs of a report for which there is no room.

@@ -70,7 +70,7 @@ impl SqliteStore {
         .await
     }
 
-    pub(crate) async fn name_first_ca(&self, ca: [u8; 32]) -> Result<(), StoreError> {
+    pub(crate) async fn backfill_certificate_ca(&self, ca: [u8; 32]) -> Result<(), StoreError> {
         self.write("naming the CA of old certificates", move |db| {
             db.execute("UPDATE certificates SET ca_sha256 = ? WHERE ca_sha256 IS NULL", [ca])?;
             db.execute("UPDATE agents SET certificate_ca = ? WHERE certificate_ca IS NULL", [ca])?;
@@ -79,7 +79,7 @@ impl SqliteStore {
         .await
     }
 
-    pub(crate) async fn agents_that_may_come(&self) -> Result<u64, StoreError> {
+    pub(crate) async fn count_connectable_agents(&self) -> Result<u64, StoreError> {
         self.read("counting the agents", move |db| {
             let sql = "SELECT count(*) FROM agents WHERE retired_at IS NULL AND revoked_at IS NULL";
             Ok(natural(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?))

@@ -99,12 +99,12 @@ pub(super) fn permit(
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query(params![now - LOST_AFTER_MS, belonging.cloud.0, ip.to_string()])?;
     let Some(row) = rows.next()? else { return Ok(Ok(())) };
-    let (owner, is_well): (BusinessId, bool) = (business(row.get(0)?)?, row.get(1)?);
+    let (owner, is_live): (BusinessId, bool) = (business(row.get(0)?)?, row.get(1)?);
     if owner != belonging.business {
         return Ok(Err(JoinTokenRefusal::HostOf(owner)));
     }
     match belonging.replaces {
-        Replaces::LostAgents if is_well => {
+        Replaces::LostAgents if is_live => {
             Ok(Err(JoinTokenRefusal::HostInUse(Host { cloud: belonging.cloud, ip })))
         }
         Replaces::LostAgents | Replaces::AnyAgent => Ok(Ok(())),

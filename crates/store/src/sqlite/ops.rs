@@ -196,7 +196,7 @@ impl<'db> Finisher<'db> {
         }
         let values = params![code.number(), message, content, at, integer(number), op.index, agent];
         if self.end.execute(values)? == 0 {
-            return match why_not(db, *op, agent)? {
+            return match classify_unapplied(db, *op, agent)? {
                 Applied::Already if agent.is_some() && keep_late(db, ending)? => Ok(Applied::Late),
                 other => Ok(other),
             };
@@ -239,7 +239,7 @@ fn stamp_of(db: &Connection, number: u64) -> Result<Option<u64>, QueryFault> {
 
 /// Classifies a report that stored no outcome. `NotYours` is decided first, so that an agent learns nothing
 /// about ops of other agents.
-fn why_not(db: &Connection, op: OpId, agent: Option<&str>) -> Result<Applied, QueryFault> {
+fn classify_unapplied(db: &Connection, op: OpId, agent: Option<&str>) -> Result<Applied, QueryFault> {
     let sql = "SELECT ?3 IS NULL OR agent IS ?3 FROM ops WHERE task = ?1 AND idx = ?2";
     let mut statement = db.prepare_cached(sql)?;
     let yours: Option<bool> = statement

@@ -156,7 +156,7 @@ async fn certificates_and_tokens_of_a_ca_that_does_not_sign_are_not_given_out(en
 on_each_engine!(a_ca_that_agents_or_tokens_need_is_retired_by_force_only);
 async fn a_ca_that_agents_or_tokens_need_is_retired_by_force_only(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a"]).await;
-    store.name_first_ca([1; 32]).await.expect("named");
+    store.backfill_certificate_ca([1; 32]).await.expect("named");
     make(&store, change(None, pins(1, Some(2)))).await.expect("made");
     let retire = |at: i64| CaChange {
         old: OldCa::RetireIfUnneeded { at },

@@ -11,7 +11,7 @@ on_each_engine!(the_old_certificate_stays_good_beside_the_new_one);
 async fn the_old_certificate_stays_good_beside_the_new_one(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b"]).await;
     let a = agent("a");
-    store.name_first_ca([1; 32]).await.expect("named");
+    store.backfill_certificate_ca([1; 32]).await.expect("named");
     assert_eq!(store.agents_of_ca([1; 32]).await.expect("no error"), 2, "those from before there were two");
     store.give_certificate(&a, certificate(10, 2)).await.expect("given");
     let seen = async |mark: u8| {

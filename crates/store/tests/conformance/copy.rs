@@ -196,7 +196,7 @@ async fn answers(store: &Store, tasks: &[TaskId]) -> Vec<(String, String)> {
         store.all_agents(),
         store.list_agents(AgentFilter::of(&all), AgentOrder::Heard, None, 100),
         store.count_agents(AgentFilter::of(&all)),
-        store.agents_that_may_come(),
+        store.count_connectable_agents(),
         store.agents_of_ca([5; 32]),
         store.usable_tokens(1_500),
         store.tokens(),
