@@ -134,8 +134,8 @@ impl Backlog {
         grant.try_recv().map_err(|_| Full { open, most: self.0.most })
     }
 
-    /// Sets the number of open ops of a task; ops that had an outcome from the start release their capacity.
-    pub fn opened(&self, task: TaskId, ops: usize) {
+    /// Releases the capacity of all but this many ops of a task. Never takes capacity.
+    pub fn release_down_to(&self, task: TaskId, ops: usize) {
         let ended = self.lock().by_task.get(&task).map_or(0, |held| held.load.ops.saturating_sub(ops));
         self.ended(task, ended);
     }
@@ -310,9 +310,9 @@ mod tests {
     async fn ops_that_ended_at_once_do_not_count_and_restored_tasks_do() {
         let backlog = Backlog::new(MOST);
         backlog.take("a", load(40, 100)).await.expect("capacity").keep(task(1));
-        backlog.opened(task(1), 15);
+        backlog.release_down_to(task(1), 15);
         assert_eq!(backlog.lock().all, load(15, 100));
-        backlog.opened(task(1), 0);
+        backlog.release_down_to(task(1), 0);
         backlog.restore(task(2), load(200, 0));
         assert!(backlog.take("a", load(1, 0)).await.is_err(), "the bound is exceeded already");
         backlog.ended(task(2), 150);

@@ -15,7 +15,7 @@ const BURST: f64 = 300_000.0;
 const EACH_SECOND: f64 = 100.0;
 
 #[derive(Clone, Debug, Default)]
-pub struct EndedOps(Arc<Mutex<HashMap<String, AppTokens>>>);
+pub struct EndedOpsLimiter(Arc<Mutex<HashMap<String, AppTokens>>>);
 
 #[derive(Clone, Copy, Debug)]
 struct AppTokens {
@@ -25,11 +25,11 @@ struct AppTokens {
 
 /// The app has too few tokens. After this time it has enough for the same call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooManyEnded(pub Duration);
+pub struct EndedOpsLimitExceeded(pub Duration);
 
-impl EndedOps {
+impl EndedOpsLimiter {
     /// Pays for the ops of one call, or takes nothing.
-    pub fn spend(&self, app: &str, ops: usize, now: BootTime) -> Result<(), TooManyEnded> {
+    pub fn spend(&self, app: &str, ops: usize, now: BootTime) -> Result<(), EndedOpsLimitExceeded> {
         if ops == 0 {
             return Ok(());
         }
@@ -40,7 +40,7 @@ impl EndedOps {
         let cost = u32::try_from(ops).map_or(BURST, f64::from).min(BURST);
         if bucket.level < cost {
             let wait = Duration::from_secs_f64((cost - bucket.level) / EACH_SECOND);
-            return Err(TooManyEnded(wait + Duration::from_millis(1)));
+            return Err(EndedOpsLimitExceeded(wait + Duration::from_millis(1)));
         }
         bucket.level -= cost;
         Ok(())
@@ -57,11 +57,11 @@ mod tests {
 
     #[test]
     fn an_app_has_a_burst_and_then_a_fixed_number_each_second() {
-        let ended = EndedOps::default();
+        let ended = EndedOpsLimiter::default();
         for _ in 0..3 {
             assert_eq!(ended.spend("a", 100_000, second(0)), Ok(()));
         }
-        let TooManyEnded(wait) = ended.spend("a", 1_000, second(0)).expect_err("it is empty");
+        let EndedOpsLimitExceeded(wait) = ended.spend("a", 1_000, second(0)).expect_err("it is empty");
         assert!((10_000..=10_001).contains(&wait.as_millis()), "{wait:?}");
         assert!(ended.spend("a", 1_000, second(9)).is_err(), "not early");
         assert_eq!(ended.spend("a", 0, second(9)), Ok(()), "a call without such ops");

@@ -36,7 +36,7 @@ use crate::backlog::Backlog;
 use crate::clock::Clock;
 use crate::config::{ServerSettings, StoreLocation};
 use crate::dispatcher::Dispatcher;
-use crate::ended_ops::EndedOps;
+use crate::ended_ops::EndedOpsLimiter;
 use crate::events::EventNotifier;
 use crate::http::TlsError;
 use crate::http::tls::ApiTls;
@@ -269,7 +269,7 @@ impl Server {
             store,
             dispatcher,
             backlog,
-            ended_ops: EndedOps::default(),
+            ended_ops: EndedOpsLimiter::default(),
             clock,
             presences,
             ca,

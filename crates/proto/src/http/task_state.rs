@@ -75,11 +75,12 @@ impl AgentTaskState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct TaskState {
     pub task_id: String,
-    pub result: TaskStanding,
+    pub result: TaskStateResult,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct TaskStanding {
+#[schemars(rename = "TaskStanding")]
+pub struct TaskStateResult {
     pub state: String,
     pub successed_agents: Vec<String>,
     pub timeout_agents: Vec<String>,
@@ -114,7 +115,7 @@ pub fn render(task: &str, ops: impl IntoIterator<Item = (String, Option<Code>)>)
     let agents_in = |state: AgentTaskState| -> Vec<String> {
         agents.iter().filter(|(_, its)| **its == state).map(|(agent, _)| agent.clone()).collect()
     };
-    let result = TaskStanding {
+    let result = TaskStateResult {
         state: state(gravest).to_owned(),
         successed_agents: agents_in(AgentTaskState::Succeeded),
         timeout_agents: agents_in(AgentTaskState::TimedOut),

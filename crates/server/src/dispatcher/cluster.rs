@@ -435,7 +435,7 @@ impl Work {
         let Ok(open) = self.store.open_tasks().await else { return };
         let open: HashMap<TaskId, _> = open.into_iter().map(|task| (task.id, task)).collect();
         for (id, task) in &open {
-            self.backlog.opened(*id, usize::try_from(task.open).unwrap_or(usize::MAX));
+            self.backlog.release_down_to(*id, usize::try_from(task.open).unwrap_or(usize::MAX));
             match self.cluster.known.get_mut(id) {
                 None => self.unread.push(*id),
                 Some(cancelled) if task.cancelled && !*cancelled => {
@@ -452,7 +452,7 @@ impl Work {
         }
         for task in &ended {
             self.cluster.known.remove(task);
-            self.backlog.opened(*task, 0);
+            self.backlog.release_down_to(*task, 0);
         }
         let ended: BTreeSet<TaskId> = ended.into_iter().collect();
         // Ops that this server still waits for, and other servers have ended.

@@ -93,7 +93,9 @@ impl Work {
                     match self.cluster.is_shared() {
                         // Other servers have some of its ops; the next look tells how many are open.
                         true => self.cluster.learn(task),
-                        false => self.backlog.opened(task, open.get(&task).copied().unwrap_or_default()),
+                        false => {
+                            self.backlog.release_down_to(task, open.get(&task).copied().unwrap_or_default())
+                        }
                     }
                 }
                 self.add_new(rows);

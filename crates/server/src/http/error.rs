@@ -7,7 +7,7 @@
 use super::family::CallFamily;
 use super::idempotency;
 use crate::backlog::{self, Full};
-use crate::ended_ops::TooManyEnded;
+use crate::ended_ops::EndedOpsLimitExceeded;
 use crate::usecase::AppError;
 use axum::http::StatusCode;
 use procfleet_core::code::Code;
@@ -84,7 +84,9 @@ impl CallError {
                 ),
             )
             | CallError::Crowded => Some(backlog::RETRY_AFTER),
-            CallError::App(AppError::TooManyEnded(TooManyEnded(wait))) => Some(whole_seconds(*wait)),
+            CallError::App(AppError::EndedOpsLimitExceeded(EndedOpsLimitExceeded(wait))) => {
+                Some(whole_seconds(*wait))
+            }
             _ => None,
         }
     }
@@ -220,7 +222,7 @@ impl CallError {
                     backlog::RETRY_AFTER.as_secs()
                 ),
             ),
-            CallError::App(AppError::TooManyEnded(TooManyEnded(wait))) => (
+            CallError::App(AppError::EndedOpsLimitExceeded(EndedOpsLimitExceeded(wait))) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 Code::BeyondLimit,
                 format!(

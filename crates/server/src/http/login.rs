@@ -81,7 +81,9 @@ async fn user(
     if !login.token.is_empty() {
         let user = match users::of_token(services, &login.token).await? {
             Ok(user) => user,
-            Err(refusal) if trust == AppTrust::Users && !login.username.is_empty() && refusal.is_stale() => {
+            Err(refusal)
+                if trust == AppTrust::Users && !login.username.is_empty() && refusal.allows_named_user() =>
+            {
                 return Ok(login.username.clone());
             }
             Err(refusal) => {

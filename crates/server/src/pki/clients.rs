@@ -14,11 +14,11 @@ use tokio_rustls::rustls::{
 };
 
 #[derive(Debug)]
-pub(super) struct AtAnyTime {
+pub(super) struct ClientVerifierIgnoringExpiry {
     pub(super) strict: Arc<dyn ClientCertVerifier>,
 }
 
-impl ClientCertVerifier for AtAnyTime {
+impl ClientCertVerifier for ClientVerifierIgnoringExpiry {
     fn verify_client_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -89,12 +89,12 @@ mod tests {
         Ca::open(folder, Duration::from_secs(86_400), CaStart::AfterHosts(0), None).expect("a CA")
     }
 
-    fn verifier(ca: &Ca) -> AtAnyTime {
+    fn verifier(ca: &Ca) -> ClientVerifierIgnoringExpiry {
         let mut roots = RootCertStore::empty();
         ca.certificates().into_iter().for_each(|ca| roots.add(ca).expect("a CA"));
         let provider = Arc::new(ring::default_provider());
         let strict = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-        AtAnyTime { strict: strict.expect("a verifier") }
+        ClientVerifierIgnoringExpiry { strict: strict.expect("a verifier") }
     }
 
     #[test]

@@ -412,7 +412,7 @@ fn link_tls(shown: &Authority, next: Option<&Authority>) -> Result<Arc<rustls::S
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(tls)?
-        .with_client_cert_verifier(Arc::new(clients::AtAnyTime { strict }))
+        .with_client_cert_verifier(Arc::new(clients::ClientVerifierIgnoringExpiry { strict }))
         .with_single_cert(
             vec![leaf, shown.certificate.clone()],
             PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),

@@ -113,7 +113,7 @@ impl RunCertificate {
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(tls)?
-            .with_client_cert_verifier(Arc::new(AskingServers { strict, clock }))
+            .with_client_cert_verifier(Arc::new(PeerClientVerifier { strict, clock }))
             .with_single_cert(self.chain.clone(), self.key.clone_key())
             .map_err(tls)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -132,7 +132,7 @@ impl RunCertificate {
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(tls)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AskedServer { strict, clock, expected }))
+            .with_custom_certificate_verifier(Arc::new(PeerServerVerifier { strict, clock, expected }))
             .with_client_auth_cert(self.chain.clone(), self.key.clone_key())
             .map_err(tls)?;
         config.resumption = Resumption::disabled();
@@ -171,12 +171,12 @@ fn since_1970(clock: Clock) -> Duration {
 
 /// Accepts a client that is a server of this fleet.
 #[derive(Debug)]
-struct AskingServers {
+struct PeerClientVerifier {
     strict: Arc<dyn ClientCertVerifier>,
     clock: Clock,
 }
 
-impl ClientCertVerifier for AskingServers {
+impl ClientCertVerifier for PeerClientVerifier {
     fn verify_client_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -224,13 +224,13 @@ impl ClientCertVerifier for AskingServers {
 
 /// Accepts the server that was meant, by its run and not by its host name.
 #[derive(Debug)]
-struct AskedServer {
+struct PeerServerVerifier {
     strict: Arc<WebPkiServerVerifier>,
     clock: Clock,
     expected: ExpectedServer,
 }
 
-impl ServerCertVerifier for AskedServer {
+impl ServerCertVerifier for PeerServerVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

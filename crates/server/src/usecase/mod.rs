@@ -31,7 +31,7 @@ use crate::backlog::{Backlog, Full};
 use crate::ca_change::CaChangeError;
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
-use crate::ended_ops::{EndedOps, TooManyEnded};
+use crate::ended_ops::{EndedOpsLimitExceeded, EndedOpsLimiter};
 use crate::events::EventNotifier;
 use crate::login_service::LoginService;
 use crate::metrics::Metrics;
@@ -60,7 +60,7 @@ pub struct Services {
     pub store: Store,
     pub dispatcher: Dispatcher,
     pub backlog: Backlog,
-    pub ended_ops: EndedOps,
+    pub ended_ops: EndedOpsLimiter,
     pub clock: Clock,
     pub presences: Presences,
     pub ca: Arc<Ca>,
@@ -185,7 +185,7 @@ pub enum AppError {
     #[error("too many ops are open")]
     Full(Full),
     #[error("too many ops ended at once")]
-    TooManyEnded(TooManyEnded),
+    EndedOpsLimitExceeded(EndedOpsLimitExceeded),
     #[error("the server is ending")]
     Ending,
     #[error(transparent)]

@@ -154,7 +154,7 @@ async fn accept_once(
     let (task, share) = match prepared {
         Ok(prepared) => prepared,
         // A repeat needs no capacity: it gets its first task, whatever is open or full.
-        Err(refusal @ (AppError::Full(_) | AppError::TooManyEnded(_) | AppError::DiskFull(_))) => {
+        Err(refusal @ (AppError::Full(_) | AppError::EndedOpsLimitExceeded(_) | AppError::DiskFull(_))) => {
             return match services.store.submitted_before(caller.app.clone(), submission).await? {
                 Some(earlier) => answer_submitted(caller, api, earlier),
                 None => Err(refusal),
@@ -210,7 +210,10 @@ async fn prepare(
     let targets: Vec<Target> = requests.iter().flat_map(|request| request.targets.iter().cloned()).collect();
     let found = services.store.resolve_within(&targets, &caller.rights.businesses_within(within)).await?;
     let ended = ended_at_once(&requests, &found);
-    services.ended_ops.spend(&caller.app, ended, services.clock.now()).map_err(AppError::TooManyEnded)?;
+    services
+        .ended_ops
+        .spend(&caller.app, ended, services.clock.now())
+        .map_err(AppError::EndedOpsLimitExceeded)?;
     let longest_reason = longest_reason(ended);
     let mut found = found.into_iter();
     let accepted = services.clock.reading();

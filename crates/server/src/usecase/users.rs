@@ -76,9 +76,9 @@ pub enum TokenRefusal {
 }
 
 impl TokenRefusal {
-    /// Whether the token merely carries no information. A token of a disabled user is not stale: it shows
-    /// that the caller must be refused.
-    pub fn is_stale(&self) -> bool {
+    /// Whether a trusted app's `bk_username` counts instead: the token is unknown, has expired, or could not
+    /// be checked. Not for a disabled user.
+    pub fn allows_named_user(&self) -> bool {
         match self {
             TokenRefusal::Unknown
             | TokenRefusal::UnknownAnywhere
