@@ -113,7 +113,7 @@ impl Client {
             request = request.header("Idempotency-Key", value);
         }
         let answer = request.send_json(body).and_then(read);
-        self.judge(answer, |url, why| Error::Undecided { url, why })
+        self.judge(answer, |url, why| Error::OutcomeUnknown { url, why })
     }
 
     fn judge(
@@ -122,7 +122,7 @@ impl Client {
         after_sending: impl FnOnce(String, String) -> Error,
     ) -> Result<ReplyData, Error> {
         let url = self.url.clone();
-        let (status, body) = answer.map_err(|fault| match (words_for(&fault), &self.proxy) {
+        let (status, body) = answer.map_err(|fault| match (phase_of(&fault), &self.proxy) {
             // The only connection is the one to the proxy.
             (Phase::Connecting(why), Some(proxy)) | (Phase::Tunnelling(why), Some(proxy)) => {
                 Error::Proxy { url: url.clone(), proxy: proxy.to_string(), why }
@@ -133,11 +133,12 @@ impl Client {
             (Phase::Answering(why), _) => after_sending(url.clone(), why),
         })?;
         let envelope: PageEnvelope<Value> = serde_json::from_slice(&body)
-            .map_err(|fault| Error::Stranger { url: url.clone(), status, why: fault.to_string() })?;
+            .map_err(|fault| Error::UnexpectedAnswer { url: url.clone(), status, why: fault.to_string() })?;
         let (message, code) = (plain(&envelope.message), envelope.code);
         if envelope.result {
             let why = "a success without data".to_owned();
-            let data = envelope.data.ok_or_else(|| Error::Stranger { url: url.clone(), status, why })?;
+            let data =
+                envelope.data.ok_or_else(|| Error::UnexpectedAnswer { url: url.clone(), status, why })?;
             return Ok(ReplyData { data, next: envelope.next, total: envelope.total, url });
         }
         let login = [Code::AppDenied, Code::UserDenied].map(Code::external);
@@ -151,7 +152,7 @@ impl Client {
 
 impl ReplyData {
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        T::deserialize(&self.data).map_err(|fault| Error::Stranger {
+        T::deserialize(&self.data).map_err(|fault| Error::UnexpectedAnswer {
             url: self.url.clone(),
             status: 200,
             why: fault.to_string(),
@@ -200,7 +201,7 @@ enum Phase {
     Answering(String),
 }
 
-fn words_for(fault: &ureq::Error) -> Phase {
+fn phase_of(fault: &ureq::Error) -> Phase {
     use ureq::Error as Fault;
     match fault {
         // The handshake comes before anything is sent.

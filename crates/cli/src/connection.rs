@@ -143,7 +143,7 @@ impl ConnectionFlags {
                 (origin == ValueOrigin::Flag && says(&environment)).then(|| "the environment".to_owned());
             let file = data.join("admin.json");
             let file = file.exists().then(|| file.display().to_string());
-            return Err(Error::HalfOfALogin {
+            return Err(Error::IncompleteLogin {
                 given: given.names(origin, PresentValues::Yes),
                 missing: given.names(origin, PresentValues::No),
                 others: environment.into_iter().chain(file).collect(),

@@ -23,7 +23,7 @@ pub enum Error {
          another server{}",
         not_mixed(others)
     )]
-    HalfOfALogin { given: String, missing: String, others: Vec<String> },
+    IncompleteLogin { given: String, missing: String, others: Vec<String> },
     #[error("{} is not used: {why}", path.display())]
     Untrusted { path: PathBuf, why: String },
     /// Nothing was sent.
@@ -40,9 +40,9 @@ pub enum Error {
         "lost {url} while it was answering: {why}; the request may have been accepted, so look at \
          `procfleet task list` before you repeat it"
     )]
-    Undecided { url: String, why: String },
+    OutcomeUnknown { url: String, why: String },
     #[error("{url} answers (http status {status}), but not as procfleet does: {why}; is the address right?")]
-    Stranger { url: String, status: u16, why: String },
+    UnexpectedAnswer { url: String, status: u16, why: String },
     #[error("the server refuses the login: {message} (code {code}); the credentials are from {credentials}")]
     Denied { message: String, code: u32, credentials: String },
     #[error("the server refused: {message} (code {code})")]
@@ -56,13 +56,13 @@ impl Error {
         match self {
             Error::Usage(_) => VerbExit::Usage,
             Error::NoCredentials { .. }
-            | Error::HalfOfALogin { .. }
+            | Error::IncompleteLogin { .. }
             | Error::Untrusted { .. }
             | Error::Unreachable { .. }
             | Error::Proxy { .. }
             | Error::Interrupted { .. }
-            | Error::Undecided { .. }
-            | Error::Stranger { .. }
+            | Error::OutcomeUnknown { .. }
+            | Error::UnexpectedAnswer { .. }
             | Error::Denied { .. } => VerbExit::Unreachable,
             Error::Refused { .. } | Error::Output(_) => VerbExit::Failed,
         }

@@ -27,7 +27,7 @@ pub use verb::{
     ca::CaVerb,
     events::EventsVerb,
     logs::Logs,
-    operate::{IsRunning, Operate, Plain},
+    operate::{IsRunning, Operate, OperateWithoutSpec},
     ps::Ps,
     servers::Servers,
     show::Show,
@@ -103,7 +103,7 @@ pub enum Verb {
     Unhost(Box<Operate>),
     /// Delete the stored spec of a process; the process keeps running
     #[command(after_help = EXITS)]
-    Unregister(Box<Plain>),
+    Unregister(Box<OperateWithoutSpec>),
     /// Query the current state of a process on its hosts
     #[command(after_help = STATUS_EXITS)]
     Status(Box<Operate>),

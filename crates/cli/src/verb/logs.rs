@@ -413,10 +413,10 @@ fn is_passing(fault: &Error) -> bool {
         }
         Error::Usage(_)
         | Error::NoCredentials { .. }
-        | Error::HalfOfALogin { .. }
+        | Error::IncompleteLogin { .. }
         | Error::Untrusted { .. }
-        | Error::Undecided { .. }
-        | Error::Stranger { .. }
+        | Error::OutcomeUnknown { .. }
+        | Error::UnexpectedAnswer { .. }
         | Error::Denied { .. }
         | Error::Output(_) => false,
     }

@@ -53,7 +53,7 @@ pub struct Operate {
 /// A change that needs no spec, such as `procfleet unregister`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(mut_arg("namespace", |namespace| namespace.help(NAMESPACE_WITHOUT_FILE)))]
-pub struct Plain {
+pub struct OperateWithoutSpec {
     #[command(flatten)]
     pub targets: Targets,
     /// Only show the matching processes and hosts; send nothing to them
@@ -108,12 +108,12 @@ impl Operate {
     }
 }
 
-impl Plain {
+impl OperateWithoutSpec {
     pub(crate) fn run(&self, kind: OpKind, console: &mut Console<'_>) -> Result<VerbExit, Error> {
         let mut body = Map::new();
         self.targets.write(&mut body)?;
         body.insert("op_type".to_owned(), json!(kind.number()));
-        let Plain { dry_run, yes, waiting, output, connection, .. } = self;
+        let OperateWithoutSpec { dry_run, yes, waiting, output, connection, .. } = self;
         let call = OperateRun { kind, dry_run: *dry_run, yes: *yes, waiting, key: None, output: *output };
         call.run(&connection.client()?, body, console)
     }
