@@ -6,6 +6,8 @@ use crate::exec::output::proc_log::ProcLogs;
 use crate::exec::output::rotate::Rotation;
 use crate::exec::scan::neighbour::AgentPresence;
 use crate::exec::scan::proc_mark::{MarkSecret, ProcMark};
+use crate::exec::scan::recent::RecentScan;
+use crate::exec::scan::strays::StrayWatch;
 use crate::exec::scan::tree::Scan;
 use crate::exec::spawn::command::{self, PreparedCommand};
 use crate::exec::watch::children;
@@ -19,15 +21,10 @@ use rustix::fd::OwnedFd;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashSet;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-/// Maximum age of a shared scan of all processes. A process that is started by hand may be missed for this
-/// long.
-const RECENT: Duration = Duration::from_millis(50);
 
 /// State that all executors on this host share.
 #[derive(Debug)]
@@ -50,8 +47,8 @@ pub struct ExecContext {
     orphaned_commands: Mutex<Vec<(u32, OwnedFd)>>,
     /// Marks of processes that an earlier agent process left: they are not descendants of this one.
     inherited: Mutex<HashSet<Vec<u8>>>,
-    /// The last scan of all processes except the agent's children, and its time.
-    recent_scan: Mutex<Option<(BootTime, Arc<Scan>)>>,
+    recent_scan: RecentScan,
+    pub(super) stray_watch: StrayWatch,
     /// The host owner's policy.
     allow: Allow,
     pub(super) groups: Groups,
@@ -110,7 +107,8 @@ impl ExecContext {
             memory_bytes: memory.totalram * u64::from(memory.mem_unit.max(1)),
             orphaned_commands: Mutex::default(),
             inherited,
-            recent_scan: Mutex::default(),
+            recent_scan: RecentScan::default(),
+            stray_watch: StrayWatch::default(),
             allow: Allow::default(),
             groups,
             exits: Arc::default(),
@@ -273,20 +271,9 @@ impl ExecContext {
         self.inherited.lock().unwrap_or_else(PoisonError::into_inner).remove(mark.name().as_bytes());
     }
 
-    /// All processes except supervised children, scanned after `since` and at most `RECENT` ago. Concurrent
-    /// callers share one scan.
+    /// All processes except supervised children, scanned after `since` and not long ago.
     pub(super) fn recent_scan(&self, since: BootTime) -> Arc<Scan> {
-        let mut last = self.recent_scan.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.now();
-        if let Some((taken, scan)) = &*last
-            && *taken > since
-            && now.since(*taken) < RECENT
-        {
-            return scan.clone();
-        }
-        let scan = Arc::new(Scan::without(&children::kept()));
-        *last = Some((now, scan.clone()));
-        scan
+        self.recent_scan.get(self.now(), since)
     }
 }
 
@@ -297,18 +284,20 @@ fn escaped(key: &ProcKey) -> String {
 /// The random name of this agent on the host, stored in its data folder.
 fn instance(folder: &Path) -> io::Result<String> {
     let path = folder.join(".instance");
-    match fs::read_to_string(&path) {
-        Ok(known) if !known.trim().is_empty() => Ok(known.trim().to_owned()),
-        Ok(_) | Err(_) => {
-            let new = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned();
-            let draft = folder.join(".instance.new");
-            let mut file = fs::File::create(&draft)?;
-            file.write_all(new.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(draft, path)?;
-            Ok(new)
+    let known = match fs::read_to_string(&path) {
+        Ok(known) => known.trim().to_owned(),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
+            String::new()
         }
+        // A new name would make strangers of all running processes.
+        Err(error) => return Err(error),
+    };
+    if !known.is_empty() {
+        return Ok(known);
     }
+    let new = fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned();
+    procfleet_sqlite::replace_file(&path, &new)?;
+    Ok(new)
 }
 
 /// Counts `cpu0`, `cpu1` and so on; `cpu` alone is the sum. Includes CPUs that the agent may not use.

@@ -24,6 +24,7 @@ use crate::exec::output::command_output::Outputs;
 use crate::exec::output::proc_log::ProcLog;
 use crate::exec::procfs::Id;
 use crate::exec::scan::proc_mark::ProcMark;
+use crate::exec::scan::strays::Strays;
 use crate::exec::spawn::run::Run;
 use crate::exec::watch::exits::OwnedTask;
 use crate::exec::watch::{children, pidfd};
@@ -33,7 +34,6 @@ use procfleet_core::process::Process;
 use procfleet_core::supervise::RunId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use strays::Strays;
 use watch::ExitWatch;
 
 /// Number of ended runs that are kept, to recognise processes that they left behind.
@@ -58,7 +58,7 @@ pub struct ProcExecutor {
     retired: Vec<Id>,
     /// Something of the proc was seen outside its cgroups.
     escaped: bool,
-    /// Shared with the tasks that look for them while a command runs.
+    /// Shared with `StrayWatch`, which looks for them while a command runs.
     strays: Option<Arc<Mutex<Strays>>>,
     note: String,
     /// The shell of a start command that was found in place of the process after a restart of the agent.

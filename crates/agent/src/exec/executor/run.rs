@@ -49,7 +49,7 @@ impl ProcExecutor {
                     }
                     group.iter().for_each(|group| context.groups.command_ended(group));
                 }));
-                self.note_strays_of(&mut started);
+                self.note_strays_of(&started);
                 // Most procs have one run.
                 self.runs.reserve_exact(1);
                 self.runs.push((run, Box::new(started)));

@@ -15,10 +15,9 @@ use procfleet_core::BootTime;
 use ring::{hmac, rand};
 use rustix::process::geteuid;
 use std::fmt;
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::num::NonZeroU64;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -42,16 +41,13 @@ impl MarkSecret {
         let path = folder.join(SECRET);
         let secret = match fs::read(&path) {
             Ok(known) if known.len() == SECRET_BYTES => known,
+            // A new secret would make strangers of all running processes.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(_) | Err(_) => {
                 let new: [u8; SECRET_BYTES] = rand::generate(&rand::SystemRandom::new())
                     .map_err(|_| io::Error::other("the system gives no random numbers"))?
                     .expose();
-                let draft = folder.join(format!("{SECRET}.new"));
-                let _ = fs::remove_file(&draft);
-                let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-                file.write_all(&new)?;
-                file.sync_all()?;
-                fs::rename(draft, path)?;
+                procfleet_sqlite::replace_file(&path, new)?;
                 new.to_vec()
             }
         };

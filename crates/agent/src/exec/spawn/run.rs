@@ -7,7 +7,7 @@ use crate::exec::procfs::{Id, Stat};
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::scan::tree::{Scan, SessionState};
 use crate::exec::spawn::command::PreparedCommand;
-use crate::exec::watch::exits::{ExitSubscription, OwnedTask};
+use crate::exec::watch::exits::ExitSubscription;
 use crate::exec::watch::pidfd;
 use procfleet_core::BootTime;
 use procfleet_core::process::{Exit, Process};
@@ -28,8 +28,6 @@ pub(in crate::exec) struct Run {
     pub(in crate::exec) shell: RunShell,
     /// `Some` while the exit of the shell is awaited.
     pub(in crate::exec) waiting: Option<ExitSubscription>,
-    /// Looks for processes that leave the group while the command runs.
-    pub(in crate::exec) noting: Option<OwnedTask>,
     /// The process that it was started for, once it was seen.
     main: Option<Id>,
     session: SessionState,
@@ -68,7 +66,6 @@ impl Run {
             output: path,
             shell,
             waiting: None,
-            noting: None,
             main: None,
             session: SessionState::Open,
             group: None,
