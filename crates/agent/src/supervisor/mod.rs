@@ -446,17 +446,10 @@ impl SupervisorWork {
             Err(failure) => {
                 error!(
                     error = &failure as &dyn std::error::Error,
-                    "cannot journal ops; they are refused. Check the disk of the data folder"
+                    "cannot journal ops; new ones are refused. Check the disk of the data folder"
                 );
                 for (key, order) in orders {
-                    match order.kind {
-                        OpKind::Query => {
-                            self.shared.full_disk.answer_without_journal(order.op);
-                            self.shared.open.begin(order.op);
-                            self.deliver(&key, order).await;
-                        }
-                        kind => self.refuse(order.op, kind),
-                    }
+                    self.accept_without_journal(&key, order).await;
                 }
                 return;
             }
@@ -486,12 +479,31 @@ impl SupervisorWork {
                         self.deliver(&key, part).await;
                     }
                 }
-                Acceptance::Known => {
-                    self.shared.outbox.taken(order.op);
-                    self.begin(self.held.release(order.op)).await;
-                }
+                Acceptance::Known => self.accept_again(order.op).await,
                 Acceptance::Done(outcome) => self.shared.outbox.done(order.op, outcome),
             }
+        }
+    }
+
+    /// The server has sent an op again that is in the journal.
+    async fn accept_again(&mut self, op: OpId) {
+        self.shared.outbox.taken(op);
+        self.begin(self.held.release(op)).await;
+    }
+
+    /// Answers a query, and refuses any other op that cannot be journalled. A repeated op may have begun, so
+    /// it is not refused.
+    async fn accept_without_journal(&mut self, key: &ProcKey, order: Order) {
+        match (self.shared.journal.op_state(order.op).await, order.kind) {
+            (Ok(JournalledOp::Open(_)), _) => self.accept_again(order.op).await,
+            (Ok(JournalledOp::Done(outcome)), _) => self.shared.outbox.done(order.op, outcome),
+            _ if self.shared.open.has(order.op) => self.accept_again(order.op).await,
+            (Ok(JournalledOp::Unknown) | Err(_), OpKind::Query) => {
+                self.shared.full_disk.answer_without_journal(order.op);
+                self.shared.open.begin(order.op);
+                self.deliver(key, order).await;
+            }
+            (Ok(JournalledOp::Unknown) | Err(_), kind) => self.refuse(order.op, kind),
         }
     }
 
@@ -806,6 +818,31 @@ mod tests {
         alone.supervisor.order(order(1, OpKind::Kill)).await;
         assert_eq!(alone.answer().await, Code::Success.number(), "what must be durable came after it");
         alone.supervisor.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_repeated_op_is_not_refused_when_the_journal_cannot_be_written() {
+        let alone = Alone::new().await;
+        let mut slow = spec(alone.folder.path());
+        slow.control.start_cmd = "until test -e gate; do sleep 0.02; done; exec sleep 1000".to_owned();
+        let starting = OpOrder { spec: Some(slow), ..order(0, OpKind::Start) };
+        alone.supervisor.order(starting.clone()).await;
+        let taken = async {
+            while alone.outbox.next_batch(Instant::now()).is_empty() {
+                alone.outbox.changed().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(120), taken).await.expect("the start is taken");
+
+        alone.journal.refuse_writes().await;
+        alone.supervisor.order(starting).await;
+        alone.supervisor.order(order(1, OpKind::Reload)).await;
+        assert_eq!(alone.answer().await, Code::SystemError.number(), "the new op is refused");
+        alone.outbox.confirmed(&[order(1, OpKind::Reload).op]);
+        alone.journal.accept_writes().await;
+        std::fs::write(alone.folder.path().join("gate"), "").expect("our own folder");
+        assert_eq!(alone.answer().await, Code::Success.number(), "the start that was under way");
+        alone.end().await;
     }
 
     #[tokio::test]

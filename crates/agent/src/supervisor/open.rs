@@ -30,6 +30,10 @@ impl OpenOps {
         self.lock().keys().copied().collect()
     }
 
+    pub(super) fn has(&self, op: OpId) -> bool {
+        self.lock().contains_key(&op)
+    }
+
     /// Returns when no op is open.
     pub(super) async fn none(&self) {
         loop {
