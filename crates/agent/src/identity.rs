@@ -4,9 +4,7 @@
 //! `RENEWED`, which takes precedence.
 
 use procfleet_core::id::AgentId;
-use std::fs::OpenOptions;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -142,14 +140,11 @@ fn read(folder: &Path, name: &str) -> Result<Vec<u8>, IdentityError> {
 
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), IdentityError> {
     let path = folder.join(name);
-    let draft = folder.join(format!("{name}.new"));
-    let written = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&draft, &path)
-    };
-    written().map_err(|source| IdentityError::File { doing: "writing", path, source })
+    procfleet_sqlite::replace_file(&path, bytes).map_err(|source| IdentityError::File {
+        doing: "writing",
+        path,
+        source,
+    })
 }
 
 #[cfg(test)]

@@ -16,16 +16,16 @@ pub fn sync_folder(file: &Path) -> io::Result<()> {
     File::open(folder_of(file))?.sync_all()
 }
 
-/// Replaces a small file by renaming, so that a crash leaves the old or the new content. Only the owner can
-/// read the file.
-pub fn replace_file(file: &Path, content: &str) -> io::Result<()> {
+/// Replaces a small file by renaming, so that a crash leaves the old or the new content. The new content is
+/// durable when this returns. Only the owner can read the file.
+pub fn replace_file(file: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     let draft = beside(file, ".new");
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let mut written = options.open(&draft)?;
-    let done = written.write_all(content.as_bytes()).and_then(|()| written.sync_all());
+    let done = written.write_all(content.as_ref()).and_then(|()| written.sync_all());
     if let Err(error) = done {
         let _ = std::fs::remove_file(&draft);
         return Err(error);

@@ -124,5 +124,5 @@ fn saved(path: &Path) -> Option<Vec<u32>> {
 
 fn save(path: &Path, stamps: &[u32]) -> io::Result<()> {
     let words: Vec<String> = stamps.iter().map(|stamp| format!("{stamp:08x}")).collect();
-    replace_file(&beside(path, ".id"), &format!("{}\n", words.join(" ")))
+    replace_file(&beside(path, ".id"), format!("{}\n", words.join(" ")))
 }

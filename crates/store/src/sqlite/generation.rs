@@ -93,7 +93,7 @@ fn save(store: &Path, generation: i64) -> io::Result<()> {
     if saved(store).is_some_and(|saved| saved >= generation) {
         return Ok(());
     }
-    replace_file(&beside(store, FILE), &format!("{generation}\n"))
+    replace_file(&beside(store, FILE), format!("{generation}\n"))
 }
 
 fn unsaved(store: &Path, source: io::Error) -> StoreError {
