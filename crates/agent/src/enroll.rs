@@ -28,6 +28,8 @@ pub enum EnrollError {
     Refused(String),
     #[error("the server's answer to the enrolment makes no sense")]
     BadAnswer,
+    #[error("the connection ended before the server had answered the enrolment")]
+    NoAnswer,
     #[error("the server gave a bad agent id")]
     BadAgent(#[from] BadId),
     #[error("making a key and a certificate request")]
@@ -49,6 +51,9 @@ pub(crate) async fn join(config: &AgentSettings) -> Result<AgentIdentity, Enroll
                     error = &error as &dyn std::error::Error,
                     "cannot reach the server to join; retrying"
                 ),
+                Err(EnrollError::NoAnswer) => {
+                    warn!(%server, "the server did not answer the request to join; retrying")
+                }
                 other => return other,
             }
         }
@@ -69,9 +74,13 @@ async fn try_to_join(config: &AgentSettings, server: &ServerAddress) -> Result<A
     let tls = tls::with_pin(token.ca_pin)?;
     let mut socket = tls::connect(server, config.proxy.as_ref(), ENROLL_PATH, tls).await?;
     let request = agent_message::Body::Enroll(request).into_bytes();
-    socket.send(Message::Binary(request.into())).await.map_err(|_| EnrollError::BadAnswer)?;
-    let answer = tokio::time::timeout(TIMEOUT, socket.next()).await.map_err(|_| EnrollError::BadAnswer)?;
-    let Some(Ok(Message::Binary(bytes))) = answer else { return Err(EnrollError::BadAnswer) };
+    socket.send(Message::Binary(request.into())).await.map_err(|_| EnrollError::NoAnswer)?;
+    let answer = tokio::time::timeout(TIMEOUT, socket.next()).await.map_err(|_| EnrollError::NoAnswer)?;
+    let bytes = match answer {
+        Some(Ok(Message::Binary(bytes))) => bytes,
+        None | Some(Ok(Message::Close(_)) | Err(_)) => return Err(EnrollError::NoAnswer),
+        Some(Ok(_)) => return Err(EnrollError::BadAnswer),
+    };
     match decode_server(&bytes) {
         Ok(Body::Enrolled(enrolled)) => {
             let identity = AgentIdentity {
