@@ -53,7 +53,7 @@ pub(super) struct Files {
 #[derive(Debug)]
 struct KnownFile {
     finding: Finding,
-    /// The file's content when it was first read in this round, as a digest.
+    /// The content of the file when it was first read after the start of the process, as a digest.
     first: Option<First>,
     /// The last note about it; empty if the file is as expected.
     text: String,
@@ -61,7 +61,7 @@ struct KnownFile {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct First {
-    round: u64,
+    start: u64,
     md5: String,
 }
 
@@ -102,7 +102,7 @@ pub(super) async fn look_at(
     files: Arc<Mutex<Files>>,
     key: ProcKey,
     spec: Arc<Spec>,
-    round: u64,
+    start: u64,
     extent: Extent,
 ) -> Result<String, Cancelled> {
     struct Wanted(Arc<AtomicBool>);
@@ -119,19 +119,19 @@ pub(super) async fn look_at(
             Extent::Small => Effort::Small,
             Extent::Any => Effort::Any(&cancelled),
         };
-        files.check(&key, &spec, round, effort)
+        files.check(&key, &spec, start, effort)
     };
     tokio::task::spawn_blocking(look).await.unwrap_or(Err(Cancelled))
 }
 
 impl Files {
-    /// Checks the files of the spec and returns a note; empty if all are as expected. `round` changes with
+    /// Checks the files of the spec and returns a note; empty if all are as expected. `start` changes with
     /// every start of the process.
     pub(super) fn check(
         &mut self,
         key: &ProcKey,
         spec: &Spec,
-        round: u64,
+        start: u64,
         effort: Effort<'_>,
     ) -> Result<String, Cancelled> {
         self.known.retain(|path, _| spec.configmap.iter().any(|file| file.path == *path));
@@ -142,8 +142,8 @@ impl Files {
             let Some(finding) = look(&file.path, user, before.map(|known| &known.finding), effort)? else {
                 continue;
             };
-            let first = before.and_then(|known| known.first.clone()).filter(|first| first.round == round);
-            let first = first.or_else(|| Some(First { round, md5: finding.md5()?.to_owned() }));
+            let first = before.and_then(|known| known.first.clone()).filter(|first| first.start == start);
+            let first = first.or_else(|| Some(First { start, md5: finding.md5()?.to_owned() }));
             let text = finding.to_text(file, first.as_ref(), user);
             match before.map_or("", |known| &known.text) {
                 before if before == text => {}
@@ -327,7 +327,7 @@ mod tests {
         let path = folder.path().join("web.conf");
         let shown = path.display();
         let (mut files, spec) = (Files::default(), spec(&shown.to_string(), ""));
-        let mut check = |round| files.check(&key(), &spec, round, Effort::Small).expect("nobody cancels");
+        let mut check = |start| files.check(&key(), &spec, start, Effort::Small).expect("nobody cancels");
         assert_eq!(check(1), format!("config {shown} does not exist"));
         fs::write(&path, "hello\n").expect("our folder");
         assert_eq!(check(1), "");

@@ -83,6 +83,8 @@ struct Subject {
     readiness: ProbeReadiness,
     /// Incremented whenever the version may have changed.
     round: u64,
+    /// Incremented with every start of the process. Configuration files are compared with those of the start.
+    starts: u64,
 }
 
 /// The actor's end of the probes.
@@ -165,6 +167,7 @@ impl Probes {
                 // A periodic process would be asked for its version with every run.
                 let known = subject.round > 0 && matches!(spec.policy.kind, Kind::Periodic(_)) && !others;
                 subject.round += u64::from(!known);
+                subject.starts += 1;
             }
             let changed = others || subject.readiness != readiness;
             if others {
@@ -180,7 +183,7 @@ impl Probes {
         let Some(active) = &self.active else { return };
         active.subject.send_if_modified(|subject| {
             let before = std::mem::take(subject);
-            subject.round = before.round;
+            (subject.round, subject.starts) = (before.round, before.starts);
             *subject != before
         });
     }
@@ -195,7 +198,7 @@ impl Probes {
         let Some(active) = &self.active else { return };
         let subject = active.subject.borrow();
         if let (false, Ok(mut files)) = (subject.spec.configmap.is_empty(), active.files.try_lock())
-            && let Ok(note) = files.check(&self.key, &subject.spec, subject.round, Effort::Small)
+            && let Ok(note) = files.check(&self.key, &subject.spec, subject.starts, Effort::Small)
         {
             update_results(&active.results, |seen| seen.note = note);
         }
@@ -350,7 +353,7 @@ impl ProbeTask {
         self.next_look = Instant::now() + self.pace.every;
         let extent = if subject.readiness == ProbeReadiness::Down { Extent::Small } else { Extent::Any };
         let (files, key, spec) = (self.files.clone(), self.key.clone(), subject.spec.clone());
-        let look = drift::look_at(files, key, spec, subject.round, extent);
+        let look = drift::look_at(files, key, spec, subject.starts, extent);
         tokio::select! {
             biased;
             _ = self.subject.changed() => {
@@ -442,6 +445,7 @@ mod tests {
     use super::*;
     use crate::exec::Containment;
     use procfleet_core::process::{Evidence, Found};
+    use procfleet_core::spec::Schedule;
     use std::fs;
     use std::path::PathBuf;
 
@@ -652,6 +656,23 @@ mod tests {
         fs::write(&path, "hello\n").expect("our folder");
         f.probes.look_at_files();
         assert_ne!(f.probes.seen().note, probed_result, "without waiting for the next time");
+    }
+
+    #[tokio::test]
+    async fn files_are_compared_with_those_of_the_last_start_of_a_periodic_process() {
+        let mut f = fixture(QUICK, false);
+        f.spec.policy.kind = Kind::Periodic(Schedule::Every(Duration::from_secs(60)));
+        let path = f.path("web.conf").to_str().expect("a plain path").to_owned();
+        f.spec.configmap = vec![ConfigFile { path: path.clone(), md5: String::new() }];
+        fs::write(&path, "first\n").expect("our folder");
+        f.update(ProbeReadiness::Changing);
+        f.update(process(7));
+        f.probes.look_at_files();
+        fs::write(&path, "second, before the next run\n").expect("our folder");
+        f.until(|seen| seen.note.contains("since the process was started")).await;
+        f.update(ProbeReadiness::Changing);
+        f.update(process(8));
+        f.until(|seen| seen.note.is_empty()).await;
     }
 
     #[tokio::test]
