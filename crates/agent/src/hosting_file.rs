@@ -30,6 +30,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct HostingFile {
     path: PathBuf,
     inner: Arc<Mutex<Inner>>,
+    /// Held while the file is written.
+    writing: Arc<Mutex<()>>,
     changed: Arc<Notify>,
 }
 
@@ -71,7 +73,12 @@ impl HostingFile {
             digest.0.finish()
         });
         let inner = Inner { earlier: earlier(&written), written: in_short, ..Inner::default() };
-        HostingFile { path, inner: Arc::new(Mutex::new(inner)), changed: Arc::default() }
+        HostingFile {
+            path,
+            inner: Arc::new(Mutex::new(inner)),
+            writing: Arc::default(),
+            changed: Arc::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -151,6 +158,8 @@ impl HostingFile {
 
     /// Writes the file if its content has changed. False: it could not be written.
     pub(crate) fn write(&self) -> bool {
+        // When the agent ends, the write of `keep_written` may still be under way.
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         // Slow work is done without the lock, which actors wait for.
         let (hosted, written) = {
             let inner = self.lock();

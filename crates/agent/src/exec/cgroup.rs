@@ -425,7 +425,7 @@ pub(super) fn kill(group: &Path) {
     let pids = match pids_in(group) {
         Ok(pids) => pids,
         Err(error) => {
-            tracing::warn!(group = %group.display(), %error, "cannot read a cgroup; its processes are killed at the next attempt");
+            tracing::warn!(group = %group.display(), %error, "cannot read a cgroup; its processes are not killed through it");
             return;
         }
     };

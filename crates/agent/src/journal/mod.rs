@@ -505,7 +505,11 @@ fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
         let record: Record = match serde_json::from_str(&text) {
             Ok(record) => record,
             Err(failure) => {
-                error!(proc = %key, %failure, "cannot read a proc's record in the journal; the proc is not supervised. Register it again");
+                error!(
+                    proc = %key,
+                    error = %failure,
+                    "cannot read a proc's record in the journal; the proc is not supervised and ops on it are refused. Stop the agent, run procfleet agent repair, start the agent, and register the proc again"
+                );
                 past.unreadable.push((key, failure.to_string()));
                 continue;
             }

@@ -167,7 +167,7 @@ impl LinkMemory {
         let (listed, highest_epoch) = read.unwrap_or_else(|failure| {
             warn!(
                 error = &failure as &dyn std::error::Error,
-                "cannot read the list of servers from the journal; using those of the command line"
+                "cannot read the servers and the highest epoch from the journal; using the servers of the command line, and no epoch"
             );
             (Vec::new(), Epoch(0))
         });

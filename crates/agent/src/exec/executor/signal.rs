@@ -142,9 +142,9 @@ impl ProcExecutor {
 }
 
 /// Whether the command runs outside the group that was made for it: the kernel did not accept it there, or it
-/// was moved.
+/// was moved. Also true if the group cannot be read: the group did not help to signal the command then.
 fn is_outside(run: &Run, group: &Path) -> bool {
-    run.is_running() && cgroup::pids_in(group).is_ok_and(|pids| !pids.contains(&run.leader.pid))
+    run.is_running() && !cgroup::pids_in(group).is_ok_and(|pids| pids.contains(&run.leader.pid))
 }
 
 /// The target of a signal. If the process has died and its pid was reused within the same clock tick, the
