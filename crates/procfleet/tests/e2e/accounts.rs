@@ -182,8 +182,9 @@ fn leftovers_of_another_accounts_run_are_not_ended_for_a_limited_app() {
     let old = theirs.start();
     wait_until(PATIENCE, "both run", || theirs.program_pids().len() == 2);
     let left = theirs.program_pids().into_iter().find(|pid| *pid != old).expect("there are two");
+    theirs.op(Op::Unhost).assert_success();
     kill(old, Signal::KILL);
-    theirs.op(Op::Kill);
+    wait_until(PATIENCE, "the agent has noticed the death", || theirs.op(Op::Query).pid().is_none());
     theirs.clone().identity("user", OTHER).starts(&programs::foreground()).op(Op::Start).assert_success();
     let mine = as_other(&theirs, &app).starts(&programs::foreground()).policy("detached", "end");
     for op in [Op::Stop, Op::Kill, Op::Restart] {

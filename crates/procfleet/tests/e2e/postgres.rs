@@ -31,11 +31,13 @@ pub(crate) fn name(url: &str) -> &str {
 
 /// Ends all connections to a database, and lets none in.
 pub(crate) fn take_away(database: &str) {
-    let sql = format!(
-        "ALTER DATABASE {database} ALLOW_CONNECTIONS false; \
-         SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
-    );
-    Cluster::shared().psql("postgres", &sql).expect("the database is away");
+    let psql = |sql: &str| Cluster::shared().psql("postgres", sql).expect("PostgreSQL answers");
+    psql(&format!("ALTER DATABASE {database} ALLOW_CONNECTIONS false"));
+    // A connection whose login had begun before may appear later.
+    wait_until(PATIENCE, "nobody is connected to the database", || {
+        let sessions = format!("FROM pg_stat_activity WHERE datname = '{database}'");
+        psql(&format!("SELECT count(pg_terminate_backend(pid)) {sessions}")).trim() == "0"
+    });
 }
 
 pub(crate) fn give_back(database: &str) {
