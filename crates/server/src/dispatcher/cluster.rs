@@ -36,7 +36,8 @@ pub(super) struct Cluster {
     /// The servers that were alive at the last look, and whether this one had the lease `unheld`.
     alive: BTreeSet<ServerId>,
     had_unheld: bool,
-    /// `MembershipView::ended` at the last look. With `alive.len()` added: the highest server id at that time.
+    /// `MembershipView::ended` at the last look. With `alive.len()` added: the highest server id at that
+    /// time.
     ended: i64,
     /// All open ops must be read from the store: this server decides about more agents than before (lease
     /// `unheld`), or the table was cleared.
