@@ -8,7 +8,7 @@ use crate::tls::TlsConnector;
 use crate::tunnel::{HostResolver, LookupError, TunnelConnector, TunnelError};
 use procfleet_core::code::Code;
 use procfleet_http_client::Timeouts;
-use procfleet_proto::http::native::PageEnvelope;
+use procfleet_proto::http::native::{PageEnvelope, REFUSAL_HEADER};
 use procfleet_proto::tunnel::ProxyUrl;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -118,20 +118,21 @@ impl Client {
 
     fn judge(
         &self,
-        answer: Result<(u16, Vec<u8>), ureq::Error>,
+        answer: Result<Answer, ureq::Error>,
         after_sending: impl FnOnce(String, String) -> Error,
     ) -> Result<ReplyData, Error> {
         let url = self.url.clone();
-        let (status, body) = answer.map_err(|fault| match (phase_of(&fault), &self.proxy) {
-            // The only connection is the one to the proxy.
-            (Phase::Connecting(why), Some(proxy)) | (Phase::Tunnelling(why), Some(proxy)) => {
-                Error::Proxy { url: url.clone(), proxy: proxy.to_string(), why }
-            }
-            (Phase::Connecting(why) | Phase::Tunnelling(why) | Phase::Securing(why), _) => {
-                Error::Unreachable { url: url.clone(), why }
-            }
-            (Phase::Answering(why), _) => after_sending(url.clone(), why),
-        })?;
+        let Answer { status, logged_in, body } =
+            answer.map_err(|fault| match (phase_of(&fault), &self.proxy) {
+                // The only connection is the one to the proxy.
+                (Phase::Connecting(why), Some(proxy)) | (Phase::Tunnelling(why), Some(proxy)) => {
+                    Error::Proxy { url: url.clone(), proxy: proxy.to_string(), why }
+                }
+                (Phase::Connecting(why) | Phase::Tunnelling(why) | Phase::Securing(why), _) => {
+                    Error::Unreachable { url: url.clone(), why }
+                }
+                (Phase::Answering(why), _) => after_sending(url.clone(), why),
+            })?;
         let envelope: PageEnvelope<Value> = serde_json::from_slice(&body)
             .map_err(|fault| Error::UnexpectedAnswer { url: url.clone(), status, why: fault.to_string() })?;
         let (message, code) = (plain(&envelope.message), envelope.code);
@@ -142,7 +143,7 @@ impl Client {
             return Ok(ReplyData { data, next: envelope.next, total: envelope.total, url });
         }
         let login = [Code::AppDenied, Code::UserDenied].map(Code::external);
-        Err(if login.contains(&code) {
+        Err(if !logged_in && login.contains(&code) {
             Error::Denied { message, code, credentials: self.credentials.clone() }
         } else {
             Error::Refused { message, code }
@@ -185,10 +186,19 @@ fn in_ascii(json: &str) -> String {
     text
 }
 
-fn read(mut response: Response<Body>) -> Result<(u16, Vec<u8>), ureq::Error> {
+/// What the server answered, before the envelope is parsed.
+struct Answer {
+    status: u16,
+    /// The server says that it accepted the login. A refusal is then not about the login.
+    logged_in: bool,
+    body: Vec<u8>,
+}
+
+fn read(mut response: Response<Body>) -> Result<Answer, ureq::Error> {
     let status = response.status().as_u16();
+    let logged_in = response.headers().contains_key(REFUSAL_HEADER);
     let body = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec()?;
-    Ok((status, body))
+    Ok(Answer { status, logged_in, body })
 }
 
 /// How far a request had come when it failed. It decides whether repeating it is harmless.

@@ -1,6 +1,6 @@
 //! Error messages of verbs.
 
-use crate::server::{Reply, Server, refused};
+use crate::server::{Reply, Server, denied, refused};
 use crate::{run, run_with_input};
 use procfleet_cli::VerbExit;
 
@@ -21,6 +21,11 @@ fn refusals_of_the_server_are_shown() {
         VerbExit::Unreachable,
         "the server refuses the login: the app is unknown or its secret is wrong (code 1306403); the credentials \
          are from the flags",
+    );
+    check(
+        denied(1_306_403, "app \"lim\" may not use procs"),
+        VerbExit::Failed,
+        "the server refused: app \"lim\" may not use procs (code 1306403)",
     );
     check(
         Reply::Raw(502, "<html>bad gateway</html>"),

@@ -13,6 +13,8 @@ pub(crate) enum Reply {
     Json(Value),
     /// A status and a body without an envelope.
     Raw(u16, &'static str),
+    /// A refusal after the login, as `x-procfleet-refusal: grant` says.
+    Denied(Value),
     /// Take the request and close the connection.
     HangUp,
 }
@@ -31,6 +33,10 @@ pub(crate) fn page(data: Value, next: Value, total: u64) -> Reply {
 
 pub(crate) fn refused(code: u32, message: &str) -> Reply {
     Reply::Json(json!({"result": false, "code": code, "message": message, "data": null}))
+}
+
+pub(crate) fn denied(code: u32, message: &str) -> Reply {
+    Reply::Denied(json!({"result": false, "code": code, "message": message, "data": null}))
 }
 
 #[derive(Clone, Debug)]
@@ -124,19 +130,19 @@ fn serve(stream: TcpStream, shared: &Shared) {
     shared.seen.lock().expect("unpoisoned").push(Request { line, login, body });
 
     let mut routes = shared.routes.lock().expect("unpoisoned");
-    let (status, text) = match routes.get_mut(&route) {
-        None => (404, refused(1_306_404, &format!("no such api: {route}")).text()),
+    let (status, header, text) = match routes.get_mut(&route) {
+        None => (404, "", refused(1_306_404, &format!("no such api: {route}")).text()),
         Some(replies) if replies.len() > 1 => {
             let reply = replies.pop_front().expect("there is one");
-            (reply.status(), reply.text())
+            (reply.status(), reply.header(), reply.text())
         }
-        Some(replies) => (replies[0].status(), replies[0].text()),
+        Some(replies) => (replies[0].status(), replies[0].header(), replies[0].text()),
     };
     let Some(text) = text else { return };
     let mut stream = &stream;
     write!(
         stream,
-        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nLocation: http://127.0.0.1:1/\r\nConnection: close\r\n\r\n{text}",
+        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nLocation: http://127.0.0.1:1/\r\n{header}Connection: close\r\n\r\n{text}",
         text.len()
     )
     .expect("the client listens");
@@ -145,14 +151,21 @@ fn serve(stream: TcpStream, shared: &Shared) {
 impl Reply {
     fn status(&self) -> u16 {
         match self {
-            Reply::Json(_) | Reply::HangUp => 200,
+            Reply::Json(_) | Reply::Denied(_) | Reply::HangUp => 200,
             Reply::Raw(status, _) => *status,
+        }
+    }
+
+    fn header(&self) -> &'static str {
+        match self {
+            Reply::Denied(_) => "X-Procfleet-Refusal: grant\r\n",
+            Reply::Json(_) | Reply::Raw(..) | Reply::HangUp => "",
         }
     }
 
     fn text(&self) -> Option<String> {
         match self {
-            Reply::Json(value) => Some(value.to_string()),
+            Reply::Json(value) | Reply::Denied(value) => Some(value.to_string()),
             Reply::Raw(_, text) => Some((*text).to_owned()),
             Reply::HangUp => None,
         }

@@ -212,6 +212,14 @@ fn the_exit_code_says_what_went_wrong() {
     assert!(unknown.stderr.contains("801") || unknown.stdout.contains("801"), "{unknown:?}");
     let no_host = up.cli(&["stop", "nothing", "--host", "9:10.9.9.9"]);
     assert_exit(&no_host, 1);
+    let limited = up.cli(&["app", "create", "limited"]);
+    let login = ["--url", &up.client.url, "--app-code", "limited", "--app-secret", limited.stdout.trim_end()];
+    let no_grant = up.cli(&[&["token", "list"], &login[..]].concat());
+    assert_exit(&no_grant, 1);
+    assert!(
+        no_grant.stderr.contains("the server refused: app") && no_grant.stderr.contains("1306403"),
+        "{no_grant:?}"
+    );
     let no_task = up.cli(&["task", "show", "GSETASK:20190813145456:8"]);
     assert_exit(&no_task, 1);
     assert!(no_task.stderr.contains("GSETASK:20190813145456:8"), "{no_task:?}");

@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// The header that tells a denied call from a refused login, which has the same code. The value is
+/// [`REFUSAL_GRANT`]; a refused login has no such header.
+pub const REFUSAL_HEADER: &str = "x-procfleet-refusal";
+pub const REFUSAL_GRANT: &str = "grant";
+
 /// The frame of every reply.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Answer_{T}")]

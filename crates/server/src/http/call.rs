@@ -12,13 +12,13 @@ use crate::usecase::{AppError, Caller, Page, Services};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, FromRequestParts, RawPathParams, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use procfleet_core::code::Code;
 use procfleet_program::panics;
 use procfleet_proto::http::fault::Warnings;
 use procfleet_proto::http::job::{self, Permission};
-use procfleet_proto::http::native::{Envelope, PageEnvelope};
+use procfleet_proto::http::native::{Envelope, PageEnvelope, REFUSAL_GRANT, REFUSAL_HEADER};
 use procfleet_proto::link::token::hex;
 use serde::Serialize;
 use serde_json::Value;
@@ -306,6 +306,9 @@ fn refusal(
     // Writing to memory does not fail.
     let _ = envelope::<Value>(&mut text, family, code, message, None, error.permission(), request_id);
     let mut response = json(status, text);
+    if error.lacks_grant() {
+        response.headers_mut().insert(REFUSAL_HEADER, HeaderValue::from_static(REFUSAL_GRANT));
+    }
     if let Some(after) = error.retry_after() {
         response.headers_mut().insert(header::RETRY_AFTER, after.as_secs().into());
     }

@@ -71,6 +71,11 @@ impl CallError {
         }
     }
 
+    /// Whether the login was accepted, and a grant is missing: the code is that of a wrong secret.
+    pub(super) fn lacks_grant(&self) -> bool {
+        matches!(self, CallError::App(AppError::Denied { .. }))
+    }
+
     /// When the same call may succeed. `None`: repeating it does not help.
     pub(super) fn retry_after(&self) -> Option<Duration> {
         match self {
