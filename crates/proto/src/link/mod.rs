@@ -181,8 +181,8 @@ pub struct Welcome {
     #[prost(bool, tag = "10")]
     pub limits_accounts: bool,
     /// The URLs of the living servers that agents should connect to: not of draining ones, nor of servers
-    /// without an address. The agent stores the list. Empty: the server does not say; the agent keeps the list
-    /// that it has.
+    /// without an address. The agent stores the list. Empty: the server does not say; the agent keeps the
+    /// list that it has.
     #[prost(string, repeated, tag = "11")]
     pub servers: Vec<String>,
 }

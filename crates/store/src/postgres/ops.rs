@@ -340,8 +340,8 @@ impl Batch {
         ordinals(&rows)
     }
 
-    /// Classifies reports that stored no outcome. `NotYours` is decided first, so that an agent learns nothing
-    /// about ops of other agents.
+    /// Classifies reports that stored no outcome. `NotYours` is decided first, so that an agent learns
+    /// nothing about ops of other agents.
     async fn classify_unapplied(&self, tx: &Transaction<'_>) -> Result<Vec<Applied>, PgFault> {
         let sql = format!(
             "SELECT i.agent IS NULL OR its_op.agent IS NOT DISTINCT FROM i.agent, i.ordinal \

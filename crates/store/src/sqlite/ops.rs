@@ -222,7 +222,8 @@ impl<'db> Finisher<'db> {
     }
 }
 
-/// Stores the first report of an op that contradicts its stored outcome. False: the report repeats an outcome.
+/// Stores the first report of an op that contradicts its stored outcome. False: the report repeats an
+/// outcome.
 fn keep_late(db: &Connection, ending: &StoredOutcome) -> Result<bool, QueryFault> {
     let sql = "INSERT INTO late_reports (task, idx, code, message, at) SELECT ?1, ?2, ?3, ?4, ?5 FROM ops \
                WHERE task = ?1 AND idx = ?2 AND (code != ?3 OR message != ?4) ON CONFLICT DO NOTHING";
