@@ -117,6 +117,11 @@ pub enum StoreError {
          pool_mode = transaction. The store needs sessions: use the address of PostgreSQL itself, or pool_mode = session"
     )]
     Pooler { store: String },
+    #[error(
+        "{store} has the encoding {encoding}, which cannot represent every text. The store needs UTF8: create the database \
+         with `createdb -E UTF8 -T template0`"
+    )]
+    Encoding { store: String, encoding: String },
     /// This program cannot parse a stored value.
     #[error("{doing}: the store holds {what} that cannot be read: {reason}")]
     Unreadable { doing: &'static str, what: &'static str, reason: String },
@@ -151,6 +156,7 @@ impl StoreError {
                 | StoreError::Newer { .. }
                 | StoreError::Url(_)
                 | StoreError::Pooler { .. }
+                | StoreError::Encoding { .. }
         )
     }
 }

@@ -20,6 +20,8 @@ const MIGRATIONS: &[&str] = &[
 pub(super) const LOCKS: i32 = 0x7072_6f63;
 const MIGRATION_LOCK: i32 = 1;
 
+const ENCODING: &str = "UTF8";
+
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -33,6 +35,7 @@ pub(super) fn known() -> i64 {
 
 pub(super) async fn migrate(connection: &mut Object, name: &str) -> Result<(), StoreError> {
     const DOING: &str = "upgrading the store's schema";
+    refuse_other_encodings(connection, name).await.map_err(|fault| fault.during(DOING))?;
     for attempt in 1.. {
         match step(connection, name).await {
             Ok(()) => return Ok(()),
@@ -50,6 +53,15 @@ pub(super) async fn migrate(connection: &mut Object, name: &str) -> Result<(), S
         }
     }
     unreachable!("the loop ends by returning")
+}
+
+/// A database with another encoding accepts the tables, and refuses the first text that it cannot represent.
+async fn refuse_other_encodings(client: &impl GenericClient, name: &str) -> Result<(), PgFault> {
+    let encoding: String = client.query_one("SHOW server_encoding", &[]).await?.try_get(0)?;
+    match encoding == ENCODING {
+        true => Ok(()),
+        false => Err(StoreError::Encoding { store: name.to_owned(), encoding }.into()),
+    }
 }
 
 /// The other connections that have locks on tables or on the migration, for operators.

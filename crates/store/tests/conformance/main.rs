@@ -8,6 +8,7 @@ mod ca;
 mod certificates;
 mod commits;
 mod copy;
+mod encoding;
 mod events;
 mod gate;
 mod hosts;
