@@ -128,6 +128,14 @@ pub enum StoreError {
     /// The value could not be read back.
     #[error("{doing}: {what} cannot be stored: {reason}")]
     Unwritable { doing: &'static str, what: &'static str, reason: String },
+    /// The database does not accept a value, and would not accept it a second time. The change, and all that
+    /// shared its transaction, were rolled back.
+    #[error("{doing}: the database does not accept a value")]
+    BadValue {
+        doing: &'static str,
+        #[source]
+        source: DriverError,
+    },
     #[error("there is already {what} {key}")]
     Exists { what: &'static str, key: String },
     #[error("there is no {what} {key}")]
@@ -162,6 +170,11 @@ impl StoreError {
 }
 
 impl StoreError {
+    /// The same values fail again, and others may be stored.
+    pub fn is_of_values(&self) -> bool {
+        matches!(self, StoreError::BadValue { .. } | StoreError::Unwritable { .. })
+    }
+
     pub(crate) fn from_join(doing: &'static str, error: &tokio::task::JoinError) -> StoreError {
         match error.is_panic() {
             true => StoreError::Panicked { doing },

@@ -2,12 +2,13 @@
 
 use super::{RETRY, Work};
 use crate::session_channel::{CutReason, Undelivered};
+use procfleet_core::code::Code;
 use procfleet_core::dispatch::OpProgress;
 use procfleet_core::id::{AgentId, Epoch, OpId, TaskId};
-use procfleet_core::op::Outcome;
+use procfleet_core::op::{Content, OpKind, Outcome};
 use procfleet_failpoint::{Point, hit};
 use procfleet_proto::link::{Ack, server_message::Body};
-use procfleet_store::{Applied, EndedBy, Finished, Wake};
+use procfleet_store::{Applied, EndedBy, Finished, StoreError, Wake};
 use std::collections::{BTreeSet, HashMap};
 use tracing::{debug, error, info, warn};
 
@@ -32,14 +33,25 @@ impl Work {
         }
     }
 
-    /// Writes the outcomes and acknowledges them.
+    /// Writes the outcomes and acknowledges them. A batch with an outcome that the database does not accept is
+    /// divided until this outcome is alone, so that it does not hold back the others.
     pub(super) async fn commit(&mut self) {
+        let mut most = BATCH;
         while self.retry_at.is_none() && !self.finished.is_empty() {
-            let size = self.finished.len().min(BATCH);
-            let batch: Vec<Finished> = self.finished.drain(..size).collect();
+            let size = self.finished.len().min(most);
+            let mut batch: Vec<Finished> = self.finished.drain(..size).collect();
             hit(Point::ServerReportUnwritten);
             let applied = match self.store.finish_ops(batch.clone()).await {
                 Ok(applied) => applied,
+                Err(error) if error.is_of_values() && size > 1 => {
+                    self.finished.splice(..0, batch);
+                    most = size / 2;
+                    continue;
+                }
+                Err(error) if error.is_of_values() && replace_texts(&mut batch, &error) => {
+                    self.finished.splice(..0, batch);
+                    continue;
+                }
                 Err(error) => {
                     error!(
                         error = &error as &dyn std::error::Error,
@@ -50,6 +62,7 @@ impl Work {
                     return;
                 }
             };
+            most = BATCH.min(most * 2);
             hit(Point::ServerReportCommitted);
             self.acknowledge(batch, applied);
             self.changes.send_modify(|generation| *generation += 1);
@@ -124,4 +137,27 @@ impl Work {
             }
         }
     }
+}
+
+/// Replaces outcomes that the database does not accept. Returns whether there was something to replace.
+fn replace_texts(batch: &mut [Finished], error: &StoreError) -> bool {
+    let mut has_changed = false;
+    for Finished { op, by, outcome, .. } in batch {
+        let kind = match outcome.content {
+            Content::Status(_) => OpKind::Query,
+            Content::Control { .. } => OpKind::Start,
+        };
+        let message = "the outcome cannot be stored; the log of the server has the reason";
+        let storable = Outcome::without_status(Code::SystemError, message, kind);
+        if *outcome != storable {
+            error!(
+                %op, agent = ?by.agent(), code = outcome.code.number(),
+                error = error as &dyn std::error::Error,
+                "the database does not accept an outcome; the op ends with 101 instead. Check the texts that the host reports"
+            );
+            *outcome = storable;
+            has_changed = true;
+        }
+    }
+    has_changed
 }

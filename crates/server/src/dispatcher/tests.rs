@@ -23,6 +23,7 @@ mod loss;
 mod poll;
 mod rebalance;
 mod takeover;
+mod values;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const SECRET: [u8; 32] = [7; 32];

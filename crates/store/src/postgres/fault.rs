@@ -98,6 +98,9 @@ impl PgFault {
             PgFault::Sql(source) if is_away(&source) => {
                 StoreError::Unavailable { doing, reason: chain(&source) }
             }
+            PgFault::Sql(source) if is_of_values(&source) => {
+                StoreError::BadValue { doing, source: DriverError::new(source) }
+            }
             PgFault::Sql(source) => StoreError::Database { doing, source: DriverError::new(source) },
             PgFault::Uncertain(source) => StoreError::Uncertain { doing, source: DriverError::new(source) },
             PgFault::Unanswered(reason) | PgFault::Connection(reason) => {
@@ -121,6 +124,11 @@ fn is_away(error: &tokio_postgres::Error) -> bool {
     // Connection exceptions, insufficient resources, operator intervention, system errors.
     ["08", "53", "57", "58"].iter().any(|class| code.code().starts_with(class))
         || [&SqlState::READ_ONLY_SQL_TRANSACTION, &SqlState::LOCK_NOT_AVAILABLE].contains(&code)
+}
+
+/// Data exceptions: a character that the encoding of the database has not, or a number out of range.
+fn is_of_values(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| code.code().starts_with("22"))
 }
 
 /// An error with its causes, in one line.
