@@ -111,6 +111,20 @@ fn an_agent_that_comes_while_the_database_is_away_is_not_refused() {
     assert!(!log.contains("the server refused the session"), "{log}");
 }
 
+/// A refusal is final for an agent that joins, and another server of the fleet may reach the database.
+#[test]
+fn an_agent_that_joins_while_the_database_is_away_is_not_refused() {
+    let (up, url) = on_postgres();
+    let token = up.token(&["--uses", "1"]);
+    take_away(name(&url));
+    wait_until(PATIENCE, "readiness says no", || up.client.page("/readyz").status == 503);
+    let ip = "127.0.0.2";
+    let mut agent = Joined::start(up.binary(), &up.link(), &up.folder("joined"), ip, Some(&token));
+    agent.wait_until_log_says("the server did not answer the request to join; retrying");
+    give_back(name(&url));
+    agent.wait_until_connected(&up, ip);
+}
+
 #[test]
 fn a_server_that_was_killed_goes_on_at_its_next_start() {
     let (mut up, _) = on_postgres();

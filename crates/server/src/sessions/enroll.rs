@@ -25,13 +25,18 @@ pub(super) async fn run(link: Link, from: IpAddr, slot: &HandshakeSlot, mut sock
     let answer = match slot.wait_for(timeout(TIMEOUT, socket.next())).await {
         Ok(Ok(Some(Ok(Message::Binary(bytes))))) => match decode_agent(&bytes) {
             Ok(agent_message::Body::Enroll(request)) => enroll(&link, from, request).await,
-            Ok(_) | Err(_) => Err("the first message must be an enrolment".to_owned()),
+            Ok(_) | Err(_) => Err(NotEnrolled::Refused("the first message must be an enrolment".to_owned())),
         },
         Ok(_) | Err(_) => return,
     };
     let body = match answer {
         Ok(enrolled) => Body::Enrolled(enrolled),
-        Err(reason) => {
+        // A refusal is final for an agent that joins. Without an answer it tries another server.
+        Err(NotEnrolled::Unanswered) => {
+            link.metrics.refused_sessions.inc();
+            return;
+        }
+        Err(NotEnrolled::Refused(reason)) => {
             link.metrics.refused_sessions.inc();
             if link.refusal_log.admits_a_line() {
                 warn!(%from, %reason, "an enrolment was refused");
@@ -46,7 +51,21 @@ pub(super) async fn run(link: Link, from: IpAddr, slot: &HandshakeSlot, mut sock
     let _ = slot.wait_for(timeout(TIMEOUT, reply)).await;
 }
 
-async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enrolled, String> {
+/// Why an agent is not enrolled.
+enum NotEnrolled {
+    /// With the reason for the agent. No other server would enrol it.
+    Refused(String),
+    /// This server cannot decide now.
+    Unanswered,
+}
+
+impl From<String> for NotEnrolled {
+    fn from(reason: String) -> Self {
+        NotEnrolled::Refused(reason)
+    }
+}
+
+async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enrolled, NotEnrolled> {
     agent_limits::bound_version(&mut request.version);
     agent_limits::check_signing_request(&request.csr).map_err(|excess| excess.to_string())?;
     let token: JoinToken = request.token.parse().map_err(|error| format!("{error}"))?;
@@ -59,15 +78,9 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
         Ok(None) => {}
         Ok(Some(refusal)) => {
             record_refusal(link, from, ip, &shown.id, refusal, now).await;
-            return Err(refusal.to_string());
+            return Err(refusal.to_string().into());
         }
-        Err(error) => {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "checking a join token failed; the enrolment was refused"
-            );
-            return Err("the server cannot enrol agents now".to_owned());
-        }
+        Err(error) => return Err(unanswered(link, from, &error)),
     }
     let agent = new_agent_id(now);
     let sign = || {
@@ -89,13 +102,7 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
         let joining = JoiningAgent { certificate: certificates::record(&signed), ..joining };
         joined = link.store.join(shown, joining, now).await;
     }
-    let joined = joined.map_err(|error| {
-        warn!(
-            error = &error as &dyn std::error::Error,
-            "storing an enrolment failed; the enrolment was refused"
-        );
-        "the server cannot enrol agents now".to_owned()
-    })?;
+    let joined = joined.map_err(|error| unanswered(link, from, &error))?;
     match joined {
         Ok(joined) => {
             info!(%agent, host = %joined.host, token = token.public_id(), retired = ?joined.retired, "agent enrolled");
@@ -118,8 +125,18 @@ async fn enroll(link: &Link, from: IpAddr, mut request: Enroll) -> Result<Enroll
                 more_cas: cas.collect(),
             })
         }
-        Err(refusal) => Err(refusal.to_string()),
+        Err(refusal) => Err(refusal.to_string().into()),
     }
+}
+
+fn unanswered(link: &Link, from: IpAddr, error: &StoreError) -> NotEnrolled {
+    if link.refusal_log.admits_a_line() {
+        warn!(
+            %from, error = error as &dyn std::error::Error,
+            "an enrolment was not answered, because the store failed; the agent tries again"
+        );
+    }
+    NotEnrolled::Unanswered
 }
 
 /// The address that an agent reports for its host. An empty text means the address that it connects from.
