@@ -18,9 +18,15 @@ pub fn is_damage(error: &Error) -> bool {
     }
 }
 
-fn is_damage_code(error: ffi::Error) -> bool {
+/// Whether SQLite has read a damaged file. A short read of the database or its log means that another program
+/// has cut the file.
+pub fn is_damaged_file(error: ffi::Error) -> bool {
     matches!(error.code, ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
-        || error.extended_code == ffi::SQLITE_ERROR
+        || error.extended_code == ffi::SQLITE_IOERR_SHORT_READ
+}
+
+fn is_damage_code(error: ffi::Error) -> bool {
+    is_damaged_file(error) || error.extended_code == ffi::SQLITE_ERROR
 }
 
 /// Names a full disk in the text of an error. SQLite reports a lack of space with a dozen result codes,
@@ -75,6 +81,7 @@ mod tests {
             (ffi::SQLITE_CORRUPT, true),
             (ffi::SQLITE_CORRUPT_INDEX, true),
             (ffi::SQLITE_NOTADB, true),
+            (ffi::SQLITE_IOERR_SHORT_READ, true),
             (ffi::SQLITE_FULL, false),
             (ffi::SQLITE_IOERR_READ, false),
             (ffi::SQLITE_BUSY_SNAPSHOT, false),

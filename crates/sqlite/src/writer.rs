@@ -23,6 +23,8 @@ use tokio::sync::{mpsc, oneshot};
 /// How often the page cache is released. A large transaction needs much of it briefly. Under constant load,
 /// pages that are not needed again would fill the cache and stay.
 const SHRINK: Duration = Duration::from_secs(60);
+/// How often the disk reserve is looked at while there are changes.
+const REFILL: Duration = Duration::from_secs(1);
 /// Attempts to overwrite a failed commit. The first that reaches the log is enough, synced or not.
 const OVERWRITES: usize = 3;
 
@@ -201,6 +203,8 @@ fn serve<G: CommitGuard>(
 ) -> Result<(), Error> {
     let mut group = Vec::new();
     let mut shrunk = Instant::now();
+    let mut refill = Refill { due: Instant::now(), state: ReserveState::Unknown };
+    refill.run(settings, &connection, &reserve, &guard);
     while let Some(first) = inbox.blocking_recv() {
         let mut next = Some(first);
         while let Some(message) = next {
@@ -217,6 +221,7 @@ fn serve<G: CommitGuard>(
             // Best effort.
             let _ = connection.execute_batch("PRAGMA shrink_memory");
         }
+        refill.run(settings, &connection, &reserve, &guard);
     }
     // Replaced files are left alone: the log at the path may be that of another database.
     let closed = if guard.check().is_ok() { reserve.checkpoint(&connection) } else { Ok(()) };
@@ -232,6 +237,60 @@ fn serve<G: CommitGuard>(
     drop(reserve);
     drop(guard);
     closed
+}
+
+/// Keeps the disk reserve filled.
+struct Refill {
+    due: Instant,
+    state: ReserveState,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReserveState {
+    Unknown,
+    Filled,
+    Failed,
+}
+
+impl Refill {
+    fn run(
+        &mut self,
+        settings: &WriterSettings,
+        connection: &Connection,
+        reserve: &Reserve,
+        guard: &impl CommitGuard,
+    ) {
+        if Instant::now() < self.due {
+            return;
+        }
+        self.due = Instant::now() + REFILL;
+        let wants_pages = reserve.wants_pages(connection).unwrap_or(false);
+        // Without a change there is no transaction: its commit would count as the sign of a working disk.
+        if wants_pages {
+            let (caller, _) = oneshot::channel::<Result<(), WriteError<Error>>>();
+            let job = PendingWrite { progress: JobProgress::Waiting(Reserve::add_pages), caller };
+            run_group(settings, connection, guard, &mut vec![Box::new(job)]);
+            // Best effort. The new pages were in the page cache.
+            let _ = connection.execute_batch("PRAGMA shrink_memory");
+        }
+        if !wants_pages && self.state == ReserveState::Filled {
+            return;
+        }
+        let before = self.state;
+        self.state = match reserve.allocate(connection) {
+            Ok(()) => ReserveState::Filled,
+            Err(error) => {
+                if before != ReserveState::Failed {
+                    tracing::warn!(
+                        writer = settings.name,
+                        error = &error as &dyn std::error::Error,
+                        "cannot reserve disk space; stop and kill may fail when the disk is full. Free disk space"
+                    );
+                }
+                ReserveState::Failed
+            }
+        };
+    }
 }
 
 fn run_group(

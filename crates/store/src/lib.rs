@@ -76,11 +76,11 @@ impl Store {
         }
     }
 
-    /// Reserves disk space for changes on a full disk. To be called regularly.
-    pub fn fill_reserve(&self) {
+    /// Whether little of the space that the store holds for changes on a full disk is left.
+    pub async fn is_reserve_low(&self) -> Result<bool, StoreError> {
         match &self.engine {
-            Engine::Sqlite(store) => store.fill_reserve(),
-            Engine::Postgres(_) => {}
+            Engine::Sqlite(store) => store.is_reserve_low().await,
+            Engine::Postgres(_) => Ok(false),
         }
     }
 

@@ -177,9 +177,7 @@ impl Journal {
         let reserve = Arc::new(Reserve::of(path).map_err(|source| JournalError::Reserve { source })?);
         let writer = Writer::start(WRITER, connection, reserve.clone(), ())
             .map_err(|source| JournalError::Thread { source })?;
-        let journal = Journal { writer: Arc::new(writer), reserve, events_changed: Arc::default() };
-        journal.fill_reserve();
-        Ok((journal, past))
+        Ok((Journal { writer: Arc::new(writer), reserve, events_changed: Arc::default() }, past))
     }
 
     /// Runs `act` in the next transaction. Returns when it is durable.
@@ -199,15 +197,6 @@ impl Journal {
         self.reserve.is_disk_full()
     }
 
-    fn fill_reserve(&self) {
-        if let Err(failure) = self.reserve.fill() {
-            warn!(
-                error = &failure as &dyn std::error::Error,
-                "cannot reserve disk space for the journal; stop and kill may fail when the disk is full"
-            );
-        }
-    }
-
     /// Deletes all confirmed ops, so that new ones fit into the file without growing it.
     pub(crate) async fn free_space(&self) {
         let made = self.run(|t| t.execute("DELETE FROM ops WHERE confirmed = 1", []).map(|_| ()));
@@ -225,11 +214,10 @@ impl Journal {
         let _ = self.run(|t| t.execute_batch("PRAGMA shrink_memory")).await;
     }
 
-    /// Deletes old confirmed ops, and refills the disk reserve. To be called regularly.
+    /// Deletes old confirmed ops. To be called regularly.
     pub(crate) async fn prune(&self) {
         // On failure the next call does it.
         let _ = self.run(prune).await;
-        self.fill_reserve();
     }
 
     /// Writes ops as they arrive, in one transaction. On failure none of them is accepted.

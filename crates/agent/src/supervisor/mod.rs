@@ -437,7 +437,7 @@ impl SupervisorWork {
             })
             .collect();
         let orders = match self.look_at_disk() {
-            true => self.refuse_on_full_disk(orders).await,
+            true => self.accept_on_full_disk(orders).await,
             false => orders,
         };
         hit(Point::AgentOpUnwritten);
@@ -565,20 +565,18 @@ impl SupervisorWork {
         is_full
     }
 
-    /// Returns the orders that are carried out on a full disk, and refuses the others. A repeated op is never
-    /// refused: it may have begun.
-    async fn refuse_on_full_disk(&self, orders: Vec<(ProcKey, Order)>) -> Vec<(ProcKey, Order)> {
+    /// Returns the orders that are journalled on a full disk. Queries are answered without the journal, whose
+    /// space is for orders that end processes, and new orders of other kinds are refused.
+    async fn accept_on_full_disk(&mut self, orders: Vec<(ProcKey, Order)>) -> Vec<(ProcKey, Order)> {
         self.shared.journal.free_space().await;
-        let mut taken = Vec::new();
+        let mut journalled = Vec::new();
         for (key, order) in orders {
-            let is_new =
-                async || matches!(self.shared.journal.op_state(order.op).await, Ok(JournalledOp::Unknown));
-            match !order.kind.is_taken_on_a_full_disk() && is_new().await {
-                true => self.refuse(order.op, order.kind),
-                false => taken.push((key, order)),
+            match order.kind.is_taken_on_a_full_disk() && order.kind != OpKind::Query {
+                true => journalled.push((key, order)),
+                false => self.accept_without_journal(&key, order).await,
             }
         }
-        taken
+        journalled
     }
 
     /// Refuses an op that was not journalled and not begun, so that its caller need not wait for the

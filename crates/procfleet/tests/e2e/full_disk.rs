@@ -6,6 +6,8 @@ use procfleet_testkit::{
     Disk, Finished, Joined, Op, PATIENCE, Proc, Program, Signal, Up, is_running, kill, programs, wait_until,
 };
 use serde_json::{Value, json};
+use std::fs;
+use std::io::Write;
 
 const IP: &str = "127.0.0.2";
 const STORE_FAILED: u64 = 1_000_101;
@@ -61,6 +63,35 @@ fn an_agent_of_its_own_starts_again_on_a_full_disk_and_stops_a_process() {
     assert!(!is_running(pid));
 }
 
+/// Queries must not use up the reserve, and SQLite's checkpoints must not give its blocks back to the disk,
+/// where another process takes them at once.
+#[test]
+fn queries_on_a_full_disk_leave_the_reserve_to_a_stop() {
+    let Some((up, disk)) = Up::start_on_disk(env!("CARGO_BIN_EXE_procfleet"), "48m") else { return };
+    let data = disk.path().join("second");
+    let mut agent = Joined::start(up.binary(), &up.link(), &data, IP, Some(&up.token(&[])));
+    agent.wait_until_connected(&up, IP);
+    let proc = up.proc("filler").on_host(IP).starts(&programs::foreground());
+    let pid = proc.start();
+    disk.fill();
+    // Together more than a write-ahead log holds.
+    let query =
+        proc.clone().identity("index_key", "x".repeat(500)).starts(&"x".repeat(20_000)).body(Op::Query);
+    let mut refused = 0;
+    for _ in 0..400 {
+        let answer = up.client.post("/api/v2/proc/operate_proc_v2", query.clone());
+        refused += u32::from(answer.body["code"] != 0);
+        // As a process does that writes without a pause.
+        let more = fs::OpenOptions::new().create(true).append(true).open(disk.path().join("more"));
+        let mut more = more.expect("an inode is free");
+        while more.write_all(&[0; 4096]).is_ok() {}
+    }
+    assert!(refused > 0, "the last of the server's reserve is for stops");
+    proc.policy("stop_check_secs", 60).op(Op::Stop).assert_success().assert_hosted(false);
+    assert!(!is_running(pid));
+    assert!(agent.is_running());
+}
+
 /// Without the log that holds the reserved blocks, a start fails. So does a backup, which is a new file.
 #[test]
 fn a_start_without_its_log_and_a_backup_on_a_full_disk_name_the_disk() {
@@ -83,7 +114,7 @@ fn a_start_without_its_log_and_a_backup_on_a_full_disk_name_the_disk() {
     for database in [agents.join("agent.db"), servers.join("server.db")] {
         for ending in ["-wal", "-shm"] {
             let log = format!("{}{ending}", database.display());
-            std::fs::remove_file(&log).expect("an orderly end keeps it");
+            fs::remove_file(&log).expect("an orderly end keeps it");
         }
     }
     disk.fill();
@@ -134,8 +165,8 @@ fn check_that_events_wait(fill: fn(&Disk)) {
 fn a_refused_call_is_not_logged_as_lost() {
     let Some((up, disk)) = Up::start_on_disk(env!("CARGO_BIN_EXE_procfleet"), "32m") else { return };
     disk.fill();
-    // The store holds some blocks in advance; large requests use them up.
-    let mut element = up.proc("large").on_host("127.9.9.9").starts(&"x".repeat(30_000)).body(Op::Query);
+    // The store holds some space in advance; large requests use it up.
+    let mut element = up.proc("large").on_host("127.9.9.9").starts(&"x".repeat(30_000)).body(Op::Stop);
     let elements: Vec<Value> = (0..20)
         .map(|number| {
             element["meta"]["name"] = json!(format!("large-{number}"));

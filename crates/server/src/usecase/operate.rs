@@ -12,7 +12,7 @@ use procfleet_core::code::Code;
 use procfleet_core::dispatch::QUEUE_ALLOWANCE;
 use procfleet_core::grants::GrantScope;
 use procfleet_core::id::{BusinessId, TaskId};
-use procfleet_core::op::Outcome;
+use procfleet_core::op::{OpKind, Outcome};
 use procfleet_core::request::{Refusal, Request, Target};
 use procfleet_core::spec::Policy;
 use procfleet_failpoint::{Point, hit};
@@ -190,6 +190,20 @@ fn answer_submitted(caller: &Caller, api: &'static str, submitted: Submitted) ->
     }
 }
 
+/// The first operation that is not accepted because the disk of the store is full. The last of the store's
+/// reserve is for operations that end processes.
+async fn refused_on_full_disk(services: &Services, requests: &[Request]) -> Result<Option<OpKind>, AppError> {
+    if !services.store.is_disk_full() {
+        return Ok(None);
+    }
+    let is_low = services.store.is_reserve_low().await?;
+    let is_taken = |kind: OpKind| match is_low {
+        true => matches!(kind, OpKind::Stop | OpKind::Kill),
+        false => kind.is_taken_on_a_full_disk(),
+    };
+    Ok(requests.iter().map(|request| request.kind).find(|kind| !is_taken(*kind)))
+}
+
 async fn prepare(
     services: &Services,
     caller: &Caller,
@@ -198,10 +212,8 @@ async fn prepare(
     within: &GrantScope<BusinessId>,
 ) -> Result<(NewTask, BacklogShare), AppError> {
     access::permit(caller, &requests, within)?;
-    if let Some(refused) = requests.iter().find(|request| !request.kind.is_taken_on_a_full_disk())
-        && services.store.is_disk_full()
-    {
-        return Err(AppError::DiskFull(refused.kind));
+    if let Some(kind) = refused_on_full_disk(services, &requests).await? {
+        return Err(AppError::DiskFull(kind));
     }
     let load = load(&requests);
     check_size(requests.len(), load.bytes, json_bytes(&(caller.rights.accounts(), within)))?;

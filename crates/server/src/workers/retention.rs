@@ -54,7 +54,6 @@ impl Retention {
             if self.store.membership().has(Lease::Retention) {
                 self.delete().await;
             }
-            self.store.fill_reserve();
             next = Instant::now() + EVERY;
         }
     }

@@ -148,7 +148,7 @@ impl SqliteStore {
                 HealthGuard { health: health.clone(), spare_space: spare_space.clone(), _lock: opened.lock };
             let writer = Writer::start(WRITER, opened.connection, reserve.clone(), guard)
                 .map_err(failed("starting the writer of"))?;
-            let store = SqliteStore {
+            Ok(SqliteStore {
                 inner: Arc::new(Inner {
                     check: Mutex::new(None),
                     size: opened.size,
@@ -159,9 +159,7 @@ impl SqliteStore {
                     health,
                     membership: Membership::alone(),
                 }),
-            };
-            store.fill_reserve();
-            Ok(store)
+            })
         };
         tokio::task::spawn_blocking(open)
             .await
@@ -196,14 +194,10 @@ impl SqliteStore {
         self.inner.reserve.is_disk_full()
     }
 
-    /// Reserves disk space for changes on a full disk. To be called regularly.
-    pub(crate) fn fill_reserve(&self) {
-        if let Err(error) = self.inner.reserve.fill() {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "no disk space can be reserved for the store; if the disk becomes full, stop and kill may fail"
-            );
-        }
+    /// Whether little space for changes on a full disk is left.
+    pub(crate) async fn is_reserve_low(&self) -> Result<bool, StoreError> {
+        let look = |connection: &Connection| Ok(procfleet_sqlite::is_reserve_low(connection)?);
+        self.read("looking at the disk reserve of the store", look).await
     }
 
     /// Checks a large store, which was not checked before it was opened.
