@@ -112,6 +112,45 @@ fn a_stop_a_kill_and_a_restart_leave_nothing_without_cgroups() {
     check(&up);
 }
 
+/// Only its session shows whose the child is: it has no environment, loses its parent and ignores SIGTERM.
+const CLEARED: &str = "#!/bin/sh
+env -i sh -c 'trap \"\" TERM; echo $$ >> escaped; exec sleep 1000' &
+exec ./web 1000
+";
+
+#[test]
+fn a_child_without_environment_in_the_session_is_ended_without_cgroups() {
+    let up = Up::start_with(env!("CARGO_BIN_EXE_procfleet"), &["--containment", "tree"]);
+    assert_eq!(cgroup_dir(&up), None);
+    let starts = |name: &str, start: &str| up.proc(name).script("cleared", CLEARED).starts(start);
+    let other = starts("other", "./cleared");
+    other.start();
+    let others = escaped(&other, 1);
+    for (name, start) in [
+        ("foreground", "./cleared"),
+        ("shell", "./cleared; true"),
+        ("daemon", "(setsid ./cleared </dev/null >/dev/null 2>&1 &)"),
+    ] {
+        let proc = starts(name, start);
+        for op in [Op::Stop, Op::Kill] {
+            let main = proc.start();
+            let child = escaped(&proc, 1);
+            proc.op(op).assert_success().assert_hosted(false);
+            assert!(!is_running(main) && !is_running(child[0]), "{name}: {op:?}");
+        }
+        let main = proc.start();
+        let child = escaped(&proc, 1);
+        kill(main, Signal::KILL);
+        let next = escaped(&proc, 1);
+        wait_until(PATIENCE, "the child of the dead process is gone", || !is_running(child[0]));
+        assert!(is_running(next[0]), "{name}: the child of the next process stays");
+        proc.op(Op::Stop).assert_success();
+    }
+    assert!(is_running(others[0]), "the child of another proc stays");
+    other.op(Op::Stop).assert_success();
+    assert!(!is_running(others[0]));
+}
+
 /// A worker has its master's name. While the dead master waits for its restart, the agent must not take the
 /// worker for the master, because then no master would be started.
 #[test]

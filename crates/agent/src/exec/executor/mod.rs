@@ -4,6 +4,7 @@
 //! - `look`: looks for the process and its successor;
 //! - `watch`: reports the ends of processes;
 //! - `strays`: processes that have left the proc's cgroups;
+//! - `sessions`: without cgroups, processes in the sessions of dead processes;
 //! - `signal`, `sweep`: signal processes, and end what dead runs have left;
 //! - `vet`: whether a process runs under another account than the caller may use.
 //!
@@ -11,6 +12,7 @@
 
 mod look;
 mod run;
+mod sessions;
 mod signal;
 mod strays;
 mod sweep;
@@ -32,6 +34,7 @@ use crate::inbox::Inputs;
 use procfleet_core::ProcKey;
 use procfleet_core::process::Process;
 use procfleet_core::supervise::RunId;
+use sessions::LedSessions;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use watch::ExitWatch;
@@ -60,6 +63,8 @@ pub struct ProcExecutor {
     escaped: bool,
     /// Shared with `StrayWatch`, which looks for them while a command runs.
     strays: Option<Arc<Mutex<Strays>>>,
+    /// `None` where its processes are in cgroups.
+    sessions: Option<Arc<LedSessions>>,
     note: String,
     /// The shell of a start command that was found in place of the process after a restart of the agent.
     shell: Option<Id>,
@@ -87,6 +92,7 @@ impl ProcExecutor {
             retired: Vec::new(),
             escaped: false,
             strays: None,
+            sessions: None,
             note: String::new(),
             shell: None,
             changed_at: Arc::default(),

@@ -38,8 +38,10 @@ impl ProcExecutor {
                 tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
                 let (group, shell, sender) =
                     (started.group.clone(), started.shell.clone(), self.input_sender());
-                let context = self.context.clone();
+                let (context, leader) = (self.context.clone(), started.leader);
+                let sessions = self.led_sessions();
                 started.waiting = Some(self.context.exits.when_gone(pidfd, async move |pidfd| {
+                    sessions.iter().for_each(|sessions| sessions.note_unreaped(leader));
                     let end = ending.take(pidfd).await;
                     let exit = shell.exit().unwrap_or(Exit::Unknown);
                     sender.send(Input::Answer(EffectAnswer::CommandEnded { run, end })).await;

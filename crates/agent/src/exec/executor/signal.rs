@@ -60,6 +60,7 @@ impl ProcExecutor {
         match (signal, detached) {
             (Signal::Term | Signal::Other(_), _) => {
                 let scan = nearby.scan(Freshness::AMomentAgo);
+                self.note_session(id, &scan);
                 let targets = self.tree_of(&scan, id, process.found);
                 tree::signal_all(&scan, targets, raw(signal));
             }
@@ -98,6 +99,7 @@ impl ProcExecutor {
         tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling an earlier generation of the process");
         self.mark_changed();
         let scan = self.nearby(Some(id)).scan(Freshness::Now);
+        self.note_session(id, &scan);
         let spared = scan.with_descendants(spare.iter().map(id_of));
         let mut targets = self.tree_of(&scan, id, Found::PidFile);
         targets.retain(|target| !spared.contains(target));

@@ -58,7 +58,7 @@ impl ProcExecutor {
         }
     }
 
-    fn is_at_work(&self) -> bool {
+    pub(super) fn is_at_work(&self) -> bool {
         let is_there = |id: Id| {
             let is_it = |stat: Option<Stat>| stat.is_some_and(|stat| stat.id == id && stat.is_running());
             Stat::find(id.pid).map_or(true, is_it)

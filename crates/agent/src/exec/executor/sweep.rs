@@ -147,10 +147,10 @@ impl ProcExecutor {
         }
         let is_left = |id: &Id| !kept.contains(id) && !grouped.contains(&id.pid);
         let mut left: Vec<Id> = scan.marked(&self.mark).iter().map(|stat| stat.id).collect();
-        let strays = self.left_strays(scan);
-        left.retain(|id| !strays.contains(id));
-        left.extend(strays);
-        left.retain(is_left);
+        left.extend(self.left_strays(scan));
+        left.extend(self.left_in_sessions(scan));
+        let mut once = HashSet::new();
+        left.retain(|id| is_left(id) && once.insert(*id));
         left
     }
 

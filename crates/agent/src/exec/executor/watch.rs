@@ -56,6 +56,7 @@ impl ProcExecutor {
             },
             None => {
                 let kept = children::keep(id.pid);
+                let sessions = self.led_sessions().filter(|_| kept);
                 let ended = async move |exit| {
                     if kept {
                         children::let_go(id.pid);
@@ -64,6 +65,7 @@ impl ProcExecutor {
                 };
                 match pidfd::open_confirmed(&process) {
                     Ok(pidfd) => ExitWatch::Pidfd(self.context.exits.when_gone(pidfd, async move |pidfd| {
+                        sessions.iter().for_each(|sessions| sessions.note_unreaped(id));
                         ended(pidfd::exit(&pidfd, id).await).await;
                     })),
                     Err(error) => ExitWatch::Polled(OwnedTask::spawn(async move {
