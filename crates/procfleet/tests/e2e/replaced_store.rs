@@ -11,7 +11,7 @@ const NEEDS_OPERATOR: i32 = 78;
 /// Asks for join tokens, each of which is a change of the store, until the server is gone. None of them may
 /// be granted.
 #[track_caller]
-fn nothing_is_accepted(up: &mut Up) {
+fn nothing_is_accepted(up: &mut Up, reason: &[&str]) {
     loop {
         let wanted = json!({"bk_cloud_id": 0, "bk_biz_id": 1, "ttl_secs": 60, "uses": 1});
         let Ok(answer) = up.client.try_post("/api/v1/tokens", &[], &wanted) else { break };
@@ -19,9 +19,7 @@ fn nothing_is_accepted(up: &mut Up) {
     }
     let done = up.finish();
     assert_eq!(done.code, Some(NEEDS_OPERATOR), "{}", done.stderr);
-    for words in
-        ["server.db", "was replaced or removed while the server ran", "procfleet store restore", "-wal"]
-    {
+    for words in reason {
         assert!(done.stderr.contains(words), "no {words:?} in {}", done.stderr);
     }
 }
@@ -44,13 +42,25 @@ fn a_store_that_is_replaced_or_removed_while_the_server_runs_ends_it() {
         assert_eq!(done.code, Some(0), "{done:?}");
         fs::copy(&copy, store).expect("our own file");
     };
-    let ways: [&(dyn Fn(&Path) + Sync); 4] = [&replace, &remove, &remove_log, &overwrite];
+    let cut_log = |store: &Path| {
+        fs::File::create(store.with_file_name("server.db-wal")).expect("our own file");
+    };
+    let replaced =
+        ["server.db", "was replaced or removed while the server ran", "procfleet store restore", "-wal"];
+    let cut = ["server.db", "was cut or overwritten while the server ran", "procfleet store restore"];
+    let ways: [(&(dyn Fn(&Path) + Sync), &[&str]); 5] = [
+        (&replace, &replaced),
+        (&remove, &replaced),
+        (&remove_log, &replaced),
+        (&overwrite, &replaced),
+        (&cut_log, &cut),
+    ];
     std::thread::scope(|scope| {
-        for harm in ways {
+        for (harm, reason) in ways {
             scope.spawn(move || {
                 let mut up = up();
                 harm(&up.data().join("server.db"));
-                nothing_is_accepted(&mut up);
+                nothing_is_accepted(&mut up, reason);
             });
         }
     });

@@ -8,14 +8,16 @@ use super::file_id;
 use super::spare_space::SpareSpace;
 use super::store_lock::StoreLock;
 use crate::StoreError;
-use procfleet_sqlite::{CommitGuard, CommitResult, Reserve, beside};
-use rusqlite::ErrorCode;
+use procfleet_sqlite::{CommitGuard, CommitResult, Reserve, beside, is_damaged_file};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
+
+const LOG_IS_CUT: &str =
+    "its write-ahead log was cut or overwritten while the server ran, so accepted changes are lost";
 
 #[derive(Debug)]
 pub(super) struct StoreHealth {
@@ -61,16 +63,24 @@ impl StoreHealth {
         &self.path
     }
 
-    /// Checks that the paths still lead to the open files, and that the open file was not overwritten by
-    /// another store. Costs two calls of `stat` and one of `pread`.
+    /// Checks that the paths still lead to the open files, that the open file was not overwritten by another
+    /// store, and that the log was not cut. Costs three calls of `stat` and three of `pread`.
     pub(super) fn check(&self) -> Result<(), Condemned> {
         if let Some(condemned) = self.condemned() {
             return Err(condemned);
         }
         let replaced = self.files.iter().find(|file| file.is_replaced()).map(|file| &file.path);
         let overwritten = || (!self.has_its_stamp()).then_some(&self.path);
-        let Some(file) = replaced.or_else(overwritten) else { return Ok(()) };
-        Err(self.condemn(Condemned::Replaced { path: self.path.clone(), file: file.clone() }))
+        if let Some(file) = replaced.or_else(overwritten) {
+            return Err(self.condemn(Condemned::Replaced { path: self.path.clone(), file: file.clone() }));
+        }
+        match self.reserve.log_is_cut() {
+            false => Ok(()),
+            true => {
+                let (path, reason) = (self.path.clone(), LOG_IS_CUT.to_owned());
+                Err(self.condemn(Condemned::Damaged { path, reason }))
+            }
+        }
     }
 
     /// True if the file cannot be read, which proves nothing.
@@ -86,10 +96,14 @@ impl StoreHealth {
             StoreError::Commit { source, .. } => source,
             _ => return,
         };
-        let corrupt = [Some(ErrorCode::DatabaseCorrupt), Some(ErrorCode::NotADatabase)];
         let Some(source) = source.as_driver::<rusqlite::Error>() else { return };
-        if corrupt.contains(&source.sqlite_error_code()) && self.condemned().is_none() {
-            self.condemn(Condemned::Damaged { path: self.path.clone(), reason: source.to_string() });
+        let Some(code) = source.sqlite_error().filter(|code| is_damaged_file(**code)) else { return };
+        if self.condemned().is_none() {
+            let reason = match code.extended_code {
+                rusqlite::ffi::SQLITE_IOERR_SHORT_READ => LOG_IS_CUT.to_owned(),
+                _ => source.to_string(),
+            };
+            self.condemn(Condemned::Damaged { path: self.path.clone(), reason });
         }
     }
 

@@ -165,3 +165,30 @@ async fn a_store_in_which_a_read_has_met_damage_refuses_changes() {
     assert!(refused.is_err(), "{refused:?}");
     assert!(matches!(store.failed().await, StoreError::Damaged { .. }));
 }
+
+/// The check of each second finds it, before a query reads the log.
+#[tokio::test]
+async fn a_store_whose_log_was_cut_refuses_changes_and_reads_nothing_from_it() {
+    let Fixture { folder, store } = fixture().await;
+    store.create_user("ann", 1, NewAudit::default()).await.expect("a user");
+    assert_eq!(store.refuses_changes().await, None);
+    let log = procfleet_sqlite::beside(&path(&folder), "-wal");
+    std::fs::OpenOptions::new().write(true).truncate(true).open(log).expect("our own file");
+    let refused = store.create_user("bob", 1, NewAudit::default()).await;
+    assert!(refused.is_err(), "{refused:?}");
+    let failed = store.failed().await;
+    assert!(matches!(failed, StoreError::Damaged { .. }) && failed.needs_operator(), "{failed:?}");
+}
+
+#[tokio::test]
+async fn a_short_read_is_damage() {
+    let Fixture { store, .. } = fixture().await;
+    let short = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_SHORT_READ);
+    let met = store
+        .read::<(), _>("reading", move |_| {
+            Err(QueryFault::Sql(rusqlite::Error::SqliteFailure(short, Some("disk I/O error".to_owned()))))
+        })
+        .await;
+    assert!(met.is_err(), "{met:?}");
+    assert!(matches!(store.failed().await, StoreError::Damaged { .. }));
+}
