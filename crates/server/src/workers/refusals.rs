@@ -3,8 +3,9 @@
 //! Any peer that reaches the port can cause refusals. The first refusal of a kind is written
 //! at once. Each further one within the window (an hour from the first) adds to that row's count, which is
 //! written every few seconds, before the audit is read and when the server ends. A source (an address, or an
-//! app that has logged in) has `OWN` rows in a window, and one more for all the rest; all sources together
-//! have `ALL`, and one more for the rest.
+//! app that has logged in) has `OWN` rows in a window, and one more for all the rest; all addresses together
+//! have `ALL`, and one more for the rest. All apps together have as many, so that wrong logins of strangers
+//! do not hide what an app was denied.
 
 use crate::clock::Clock;
 use crate::peer::PeerNet;
@@ -41,11 +42,19 @@ pub struct Refusals {
     writing: Arc<tokio::sync::Mutex<()>>,
 }
 
+/// The sources that share `ALL` rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Share {
+    Peers,
+    Apps,
+}
+
 /// The open windows. `ALL` and the lengths of a row bound its size.
 #[derive(Debug, Default)]
 struct OpenWindows {
     rows: HashMap<RefusalKey, Row>,
     by_source: HashMap<RefusalSource, usize>,
+    by_share: HashMap<Share, usize>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +62,25 @@ enum RefusalKey {
     /// All fields of the record except its time.
     Refusal(Box<NewAudit>, RefusalSource),
     RestOf(RefusalSource),
-    Rest,
+    Rest(Share),
+}
+
+impl RefusalSource {
+    fn share(&self) -> Share {
+        match self {
+            RefusalSource::Peer(_) => Share::Peers,
+            RefusalSource::App(_) => Share::Apps,
+        }
+    }
+}
+
+impl RefusalKey {
+    fn share(&self) -> Share {
+        match self {
+            RefusalKey::Refusal(_, source) | RefusalKey::RestOf(source) => source.share(),
+            RefusalKey::Rest(share) => *share,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -152,16 +179,33 @@ impl OpenWindows {
         let at = entry.at;
         let key = RefusalKey::Refusal(Box::new(NewAudit { at: 0, ..entry.clone() }), source.clone());
         let own = self.by_source.get(&source).copied().unwrap_or_default();
-        let (key, entry) = if self.holds(&key, at) || (own < OWN && self.rows.len() < ALL) {
+        let share = source.share();
+        let has_room = self.by_share.get(&share).is_none_or(|rows| *rows < ALL);
+        let (key, entry) = if self.holds(&key, at) || (own < OWN && has_room) {
             (key, entry)
-        } else if self.holds(&RefusalKey::RestOf(source.clone()), at) || self.rows.len() < ALL {
-            let detail = "further refused calls from here, with various apps, users or reasons".to_owned();
-            let rest = NewAudit { at, origin: entry.origin, code: entry.code, detail, ..NewAudit::default() };
+        } else if self.holds(&RefusalKey::RestOf(source.clone()), at) || has_room {
+            let (app, origin, detail) = match &source {
+                RefusalSource::Peer(_) => (
+                    String::new(),
+                    entry.origin,
+                    "further refused calls from here, with various apps, users or reasons",
+                ),
+                RefusalSource::App(_) => (
+                    entry.app,
+                    String::new(),
+                    "further refused calls of this app, with various users, addresses or reasons",
+                ),
+            };
+            let (code, detail) = (entry.code, detail.to_owned());
+            let rest = NewAudit { at, app, origin, code, detail, ..NewAudit::default() };
             (RefusalKey::RestOf(source.clone()), NewAudit { action: "refused".to_owned(), ..rest })
         } else {
-            let detail = "further refused calls, from various addresses".to_owned();
-            let rest = NewAudit { at, code: entry.code, detail, ..NewAudit::default() };
-            (RefusalKey::Rest, NewAudit { action: "refused".to_owned(), ..rest })
+            let detail = match share {
+                Share::Peers => "further refused calls, from various addresses",
+                Share::Apps => "further refused calls, of various apps",
+            };
+            let rest = NewAudit { at, code: entry.code, detail: detail.to_owned(), ..NewAudit::default() };
+            (RefusalKey::Rest(share), NewAudit { action: "refused".to_owned(), ..rest })
         };
         // Counts that are not written yet must not move to the next window.
         if let Some(row) = self.rows.get_mut(&key).filter(|row| row.dirty || is_open(row, at)) {
@@ -170,9 +214,11 @@ impl OpenWindows {
             return Repetition::Again;
         }
         let count = AuditCount { row: None, times: 1, last_at: at };
-        let is_new = !self.rows.contains_key(&key);
-        if is_new && matches!(key, RefusalKey::Refusal(..)) {
-            *self.by_source.entry(source).or_default() += 1;
+        if !self.rows.contains_key(&key) {
+            *self.by_share.entry(share).or_default() += 1;
+            if matches!(key, RefusalKey::Refusal(..)) {
+                *self.by_source.entry(source).or_default() += 1;
+            }
         }
         self.rows.insert(key, Row { entry, count, dirty: true });
         Repetition::First
@@ -185,6 +231,9 @@ impl OpenWindows {
     fn forget(&mut self, now: i64) {
         self.rows.retain(|key, row| {
             let keep = row.dirty || is_open(row, now);
+            if !keep && let Some(rows) = self.by_share.get_mut(&key.share()) {
+                *rows -= 1;
+            }
             if let (false, RefusalKey::Refusal(_, source)) = (keep, key)
                 && let Some(own) = self.by_source.get_mut(source)
             {
@@ -249,5 +298,35 @@ mod tests {
         assert_eq!(open.rows.len(), ALL + 1);
         let counted: u64 = open.rows.values().map(|row| row.count.times).sum();
         assert_eq!(counted, 101_000, "none is lost");
+    }
+
+    #[test]
+    fn wrong_logins_of_strangers_hide_no_denial_of_an_app() {
+        let mut open = OpenWindows::default();
+        for number in 0..10_000u32 {
+            open.count(source(number), entry(1_000, "x"));
+        }
+        for app in 0..10 {
+            for reason in 0..2 * OWN {
+                let app = format!("app{app}");
+                let denied = NewAudit { detail: format!("{reason}"), ..entry(1_000, &app) };
+                open.count(RefusalSource::App(app), denied);
+            }
+        }
+        assert_eq!(open.rows.len(), ALL + 1 + 10 * (OWN + 1));
+        let rest = &open.rows[&RefusalKey::RestOf(RefusalSource::App("app7".to_owned()))];
+        assert_eq!(
+            (rest.entry.app.as_str(), rest.count.times),
+            ("app7", OWN as u64),
+            "the rest names its app"
+        );
+        for number in 0..10_000 {
+            let app = format!("more{number}");
+            open.count(RefusalSource::App(app.clone()), entry(1_000, &app));
+        }
+        assert_eq!(open.rows.len(), 2 * (ALL + 1), "apps are bounded, too");
+        open.rows.values_mut().for_each(|row| row.dirty = false);
+        open.forget(3 * WINDOW_MS);
+        assert_eq!(open.by_share.values().sum::<usize>(), 0);
     }
 }
