@@ -104,6 +104,16 @@ mod tests {
         );
     }
 
+    /// `TZ=Asia/Shanghai` is looked up in the same way.
+    #[test]
+    fn a_rule_follows_a_zone_that_is_known_by_name() {
+        let zone = TimeZone::get("Asia/Shanghai").expect("tzdata is installed");
+        let wall = "2027-01-10T11:00:00Z".parse::<Timestamp>().expect("a time").to_zoned(zone);
+        let clocks = Clocks { wall, moment: BootTime(0) };
+        let next = Timetable::default().next("0 20 * * *", None, &clocks);
+        assert_eq!(next, Next::At { at: BootTime(3_600_002), missed: 0 });
+    }
+
     #[test]
     fn a_run_is_never_planned_too_early() {
         // The wall clock shows 11:59:59.9995, and the boot time has lost almost a millisecond.

@@ -174,14 +174,17 @@ fn the_agents_that_were_heard_last_come_first() {
 fn times_are_local_unless_utc_is_wanted() {
     let up = up();
     up.token(&[]);
-    let audit = |flags: &[&str]| {
+    let audit = |zone: &str, flags: &[&str]| {
         let mut program = Program::new(up.binary()).args([&["audit", "--limit", "1"], flags].concat());
-        program = program.env("PROCFLEET_DATA", up.data()).env("TZ", "UTC-8").current_dir(&up.folder("cli"));
+        program = program.env("PROCFLEET_DATA", up.data()).env("TZ", zone).current_dir(&up.folder("cli"));
         program.run().stdout
     };
-    assert!(audit(&[]).contains("+08:00"), "{}", audit(&[]));
-    assert!(audit(&["--utc"]).contains("Z  ") && !audit(&["--utc"]).contains("+08:00"));
-    assert!(!audit(&[]).contains('\u{1b}'), "no colours without a terminal");
+    for zone in ["UTC-8", "Asia/Shanghai"] {
+        assert!(audit(zone, &[]).contains("+08:00"), "{zone}: {}", audit(zone, &[]));
+        let utc = audit(zone, &["--utc"]);
+        assert!(utc.contains("Z  ") && !utc.contains("+08:00"), "{zone}: {utc}");
+    }
+    assert!(!audit("UTC", &[]).contains('\u{1b}'), "no colours without a terminal");
 }
 
 /// `script` gives the client a terminal.
