@@ -66,7 +66,8 @@ impl Outbox {
         }
     }
 
-    /// A new session begins: everything is sent again.
+    /// A new session begins: all outcomes are sent again. Pending "taken" reports are dropped: the hello
+    /// names the taken ops, and an op that the server sends again is reported again.
     pub(crate) fn rewind(&self) {
         let mut inner = self.lock();
         inner.taken.clear();

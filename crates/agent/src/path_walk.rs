@@ -6,9 +6,9 @@
 //! reads links itself, and records the owner and the mode of everything on the way. The caller checks them
 //! against trusted accounts, and then uses the checked descriptor, so nothing can be replaced in between.
 //!
-//! In a sticky folder (`/tmp`) only the owners of an entry and of the folder can replace the entry. Such a
-//! folder counts as its owner's, and the entry as its own owner's. A hard link is the exception, and is
-//! doubted there.
+//! In a sticky folder (`/tmp`) only the owner of an entry and the owner of the folder can replace the entry.
+//! So the walk checks both owners and ignores that others may write the folder. Hard links are not trusted
+//! there: any account may have created one.
 
 use nix::unistd::{Group, User};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

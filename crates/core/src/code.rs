@@ -55,7 +55,8 @@ pub enum Code {
     AlreadyRegistered,
     /// The process is not as it should be after the command.
     PostCheck,
-    /// The host is outside the businesses that the app may use.
+    /// Not allowed: the host is outside the app's businesses, the host's policy forbids the op, or an OS
+    /// account is involved that the app may not use.
     NotAllowed,
     /// A command ended with a status other than 0.
     CommandFailed,

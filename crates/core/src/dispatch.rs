@@ -136,9 +136,9 @@ pub fn too_large(op: &OpenOp, target: impl Display, bytes: usize, most: usize) -
     Outcome::without_status(Code::BadRequest, message, op.kind)
 }
 
-/// How an op ends whose app is limited to OS accounts, on an agent of a version that cannot check them.
-/// `None`: it was sent to an earlier session, and is waited for.
-pub fn unchecked(op: &OpenOp, target: impl Display) -> Option<Outcome> {
+/// The outcome of an op whose app is limited to OS accounts, if the agent's version cannot check accounts.
+/// `None`: the op was sent in an earlier session, and its report is awaited.
+pub fn accounts_unsupported(op: &OpenOp, target: impl Display) -> Option<Outcome> {
     (op.progress == OpProgress::Waiting).then(|| {
         let message = format!(
             "the app is limited to some OS accounts, and the agent of {target} is of a version that cannot check them; upgrade the \

@@ -120,7 +120,7 @@ impl Pools {
         verdicts
     }
 
-    /// The namespace has no pools.
+    /// Drops the history of a namespace whose pools were deleted.
     pub fn forget(&mut self, namespace: &str) {
         self.0.retain(|(of, _, _), _| of != namespace);
     }

@@ -1,7 +1,7 @@
 //! The definition of a proc, with all defaults filled in.
 //!
 //! Only `proto` creates a `Spec`, from a checked request, so zero and missing times have already become
-//! defaults. Checks that need the host (does this folder exist?) are made there.
+//! defaults. Checks that need the host (does this folder exist?) are made by the agent.
 //!
 //! The serde form is the only format in which a spec is stored (server, agent journal) and sent (link). An
 //! older peer ignores fields that it does not know; fields that it does not send get their defaults.

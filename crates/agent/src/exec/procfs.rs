@@ -19,7 +19,8 @@ use std::time::Duration;
 pub(super) const MARK: &str = "PROCFLEET_PROC";
 /// The environment variable of stop, kill and reload commands, which must not be taken for the process.
 pub(super) const OTHER_COMMAND: &str = "PROCFLEET_ASIDE";
-/// Which process the command itself is, among all that it has started and that inherit this.
+/// The pid of the command. Descendants inherit the variable and have other pids, so only the command matches
+/// its value.
 pub(super) const COMMAND: &str = "PROCFLEET_COMMAND_PID";
 /// Start time of the command, in milliseconds since the host's boot. All of its descendants inherit the
 /// value.
@@ -347,8 +348,8 @@ pub(super) fn mark_within(pid: u32, waits: &ExecWaits) -> Option<Vec<u8>> {
     value_in(&environment(pid, waits)?, MARK)
 }
 
-/// How often the reads of one scan may still wait for processes in `execve`, all together. The state of
-/// thousands of processes would otherwise delay a scan by minutes.
+/// How many more times the reads of one scan may wait for processes in `execve`, in total. Thousands of
+/// processes in `execve` would otherwise delay a scan by minutes.
 #[derive(Debug)]
 pub(super) struct ExecWaits(AtomicUsize);
 

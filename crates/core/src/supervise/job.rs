@@ -510,7 +510,8 @@ impl Launch {
         self.was_command && self.hopeless_looks >= HOPELESS_LOOKS
     }
 
-    /// When the window began.
+    /// Since when the present process counts as running: since it was seen, or since the command ended,
+    /// whichever is later.
     pub(super) fn alive_since(&self) -> BootTime {
         let ended = self.ended.as_ref().map_or(self.began, |ended| ended.at);
         self.seen.map_or(ended, |seen| ended.max(seen.since))

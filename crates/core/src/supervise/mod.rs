@@ -196,7 +196,7 @@ pub enum Health {
 /// When a cron rule is to be followed next. Only the shell knows wall-clock time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// `missed`: how many of its times have passed since the moment that was asked for.
+    /// `missed`: number of matches of the rule since [`Effect::Plan::since`].
     At { at: BootTime, missed: u32 },
     /// The rule cannot be followed on this host.
     Never { reason: String },
@@ -367,8 +367,8 @@ pub enum LookScope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leader {
     Accept,
-    /// Only if its executable is called as the process: then it is a program in the foreground that writes no
-    /// pid file.
+    /// Only if its executable has the name `proc_name` and is not an interpreter: a foreground program that
+    /// writes no pid file.
     AcceptNamed,
     Refuse,
 }

@@ -107,7 +107,7 @@ impl Work {
             OpProgress::Sent(_) | OpProgress::Taken(_) => entry.open.deadline,
         };
         if !entry.request.accounts.is_all() && !session.capabilities.limits_accounts {
-            let ended = dispatch::unchecked(&entry.open, &entry.target);
+            let ended = dispatch::accounts_unsupported(&entry.open, &entry.target);
             let wake = if ended.is_some() { now + RETRY } else { until };
             ended.into_iter().for_each(|outcome| self.end(op, outcome));
             return self.wake(op, wake);

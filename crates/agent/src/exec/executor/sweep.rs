@@ -97,8 +97,8 @@ impl ProcExecutor {
         }
     }
 
-    /// A command that may have left something, if that cannot be looked at: nothing is not the same as
-    /// nothing known, and a stop must not succeed by it.
+    /// The leader of a run that may have left processes, if the scan or a cgroup could not be read
+    /// completely. An incomplete scan must not let a stop succeed.
     fn suspected(&self, scan: &Scan) -> Option<Id> {
         let is_unknown = scan.is_partial() || self.groups.pids().is_err();
         let last = || self.runs().last().map(|run| run.leader);
@@ -106,8 +106,8 @@ impl ProcExecutor {
         is_unknown.then(|| last().or_else(retired)).flatten()
     }
 
-    /// Whether something was moved out of its group, as by `su` where sessions have groups: it has come to
-    /// the agent.
+    /// Whether a process was moved out of its cgroup (`su` does that where each session has a cgroup) and is
+    /// now a descendant of the agent.
     fn has_escaped(&mut self) -> bool {
         Scan::near(&self.strays(), Freshness::Now).is_some_and(|scan| !self.left_in(&scan).is_empty())
     }
@@ -128,9 +128,9 @@ impl ProcExecutor {
         left
     }
 
-    /// Processes with the proc's environment mark, and strays, that are in no cgroup and belong to no living
-    /// run.
-    /// Nothing is, as long as that is not known: it would be killed.
+    /// Processes with the proc's environment mark, strays, and members of the sessions of dead processes,
+    /// that are in no cgroup and belong to no living run. Empty while the cgroups or the scan are incomplete:
+    /// a process that is not known to be a leftover must not be killed.
     pub(super) fn left_in(&mut self, scan: &Scan) -> Vec<Id> {
         // Processes in a cgroup are handled with the cgroup.
         let Ok(grouped) = self.groups.pids() else { return Vec::new() };

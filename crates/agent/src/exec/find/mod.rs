@@ -529,7 +529,8 @@ fn by_name(wanted: SearchFor<'_>, scan: &Scan, orphans: &[Id]) -> Result<Process
         if scan.is_anothers(stat, wanted.mark) || orphans.contains(&stat.id) {
             return false;
         }
-        // Before and after its mark is read, which it does not have while it ends or becomes another program.
+        // Checked before and after the mark is read: a process that is exiting or in `execve` shows no mark
+        // and would count as of unknown origin.
         let belonged = belongs(stat);
         let origin = origin::of(stat.id.pid, wanted.mark, wanted.group);
         is_still_there(stat)

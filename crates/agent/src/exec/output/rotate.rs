@@ -261,7 +261,7 @@ pub(in crate::exec) struct Rotator<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::exec) struct Rotated {
     pub(in crate::exec) copies: u64,
-    /// Bytes that were too many to be copied: they would have been in a copy that is gone by now.
+    /// Bytes deleted without a copy, because `keep` copies cannot hold them.
     pub(in crate::exec) dropped: u64,
 }
 

@@ -3,9 +3,9 @@
 //! Each agent listens on an abstract Unix socket that bears the name of its instance, for as long as it
 //! lives. No data is exchanged: a successful connection shows that the agent lives, and `SO_PEERCRED` shows
 //! its account. Anybody can bind such a name, so only an agent of root, of our own account or of the account
-//! of the process in question counts. Anybody can also fill the queue of such a socket, whoever listens
-//! there: then the account of the process that holds the socket counts. An agent in another network namespace
-//! is not seen, and neither is one that is being restarted at that moment.
+//! of the process in question counts. Any account can fill the accept queue, and `connect` then fails with
+//! EAGAIN. In that case the account of the process that holds the listening socket is checked. An agent in
+//! another network namespace is not seen, and neither is one that is being restarted at that moment.
 
 use crate::exec::procfs;
 use rustix::fd::OwnedFd;

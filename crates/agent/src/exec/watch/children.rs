@@ -29,7 +29,8 @@ struct Children {
     /// Supervised children that have not been reaped; until then their pids cannot be reused. `None`: this
     /// process is not a subreaper, so it cannot list all descendants.
     kept: Option<HashSet<u32>>,
-    /// The thread that makes the children, if it is not the first: those in its list are kept or let go.
+    /// The thread that spawns children, unless it is the main thread. All children in its `/proc` list are in
+    /// `kept` or `let_go`, so `list_adopted` skips that list.
     maker: Option<u32>,
     /// Children without an owner that have not been reaped.
     let_go: Vec<u32>,

@@ -25,7 +25,8 @@ impl Machine {
                 self.inspect(&state, &order, out);
             }
         } else if self.refuses_at_once(&state, &order, out) {
-            // An order of another account does not wait for the vetting either.
+            // Refused and answered: a spec names an account that the app may not use, so vetting the process
+            // is unnecessary.
         } else if self.queue.len() >= queue_limit(order.kind) {
             let message = messages::queue_full(order.kind, self.queue.len());
             self.answer(order.op, Code::Busy, message, out);
