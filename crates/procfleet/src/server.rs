@@ -5,7 +5,7 @@ use crate::store_argument::{BadArgument, StoreArgument};
 use anyhow::{Context, Result};
 use procfleet_core::server_address::{BadAddress, ServerAddress};
 use procfleet_core::server_name::ServerName;
-use procfleet_program::signals::{stop_requested, unblock_signals};
+use procfleet_program::signals::{Hangup, stop_requested_or_hangup, unblock_signals};
 use procfleet_program::{LogArgs, announce};
 use procfleet_server::backlog::Load;
 use procfleet_server::config::{ServerSettings, StoreLocation, TlsSource};
@@ -197,10 +197,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     procfleet_failpoint::follow(args.failpoints.clone());
     let settings: ServerSettings = args.try_into()?;
     files::raise_limit();
+    let hangup = hangup(&settings);
     runtime()?.block_on(async {
         let mut server = Server::start(settings).await?;
         // Before the ready message: after it, a signal must end the server in order.
-        let stop = stop_requested();
+        let stop = stop_requested_or_hangup(hangup);
         unblock_signals();
         server.add_part("the return of memory", memory::trim(server.services.backlog.clone()));
         announce(&format!(
@@ -216,6 +217,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
         server.stop().await;
         Ok(())
     })
+}
+
+/// Only a server with certificate files has something to load again.
+pub(crate) fn hangup(settings: &ServerSettings) -> Hangup {
+    match settings.tls {
+        Some(TlsSource::Files { .. }) => Hangup::Reload,
+        Some(TlsSource::BuiltIn { .. }) | None => Hangup::Stop,
+    }
 }
 
 pub(crate) fn runtime() -> Result<Runtime> {

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use procfleet_agent::exec::Containment;
 use procfleet_agent::program;
 use procfleet_core::id::{BusinessId, CloudId, Host};
-use procfleet_program::signals::{stop_requested, unblock_signals};
+use procfleet_program::signals::{stop_requested_or_hangup, unblock_signals};
 use procfleet_program::{LogArgs, announce as say};
 use procfleet_proto::http::native::CreateToken;
 use procfleet_server::usecase::{Caller, tokens};
@@ -61,9 +61,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
 async fn up(args: Args, given: files::InheritedLimit) -> Result<()> {
     let (data, log) = (args.server.data.clone(), args.server.log.clone());
-    let mut server = Server::start(args.server.try_into()?).await?;
+    let settings = args.server.try_into()?;
+    let hangup = crate::server::hangup(&settings);
+    let mut server = Server::start(settings).await?;
     // Before the ready message: after it, a signal must end the server in order.
-    let stop = stop_requested();
+    let stop = stop_requested_or_hangup(hangup);
     unblock_signals();
     server.add_part("the return of memory", memory::trim(server.services.backlog.clone()));
     let agent_data = data.join("agent");

@@ -34,6 +34,39 @@ pub fn stop_requested() -> impl Future<Output = ()> {
     }
 }
 
+/// What SIGHUP asks of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hangup {
+    /// To load files again. Another part has the handler.
+    Reload,
+    /// To end in order, as the loss of the terminal does.
+    Stop,
+}
+
+/// Like [`stop_requested`], for a program that SIGHUP may end, too. `nohup` still keeps the program running.
+pub fn stop_requested_or_hangup(hangup: Hangup) -> impl Future<Output = ()> {
+    let stop = stop_requested();
+    let hangup = match hangup {
+        Hangup::Stop if !ignores_hangup() => signal(SignalKind::hangup()).ok(),
+        Hangup::Stop | Hangup::Reload => None,
+    };
+    async move {
+        let Some(mut hangup) = hangup else { return stop.await };
+        tokio::select! {
+            () = stop => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+/// Whether this program was started with SIGHUP ignored, as by `nohup`.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (Signal::SIGHUP as u32 - 1)) != 0)
+}
+
 fn blocked() -> SigSet {
     SigSet::from_iter([Signal::SIGHUP, Signal::SIGUSR2])
 }

@@ -1,7 +1,9 @@
 //! Signals to the agent at whatever moment, and the signals that its processes begin with.
 
 use crate::up;
-use procfleet_testkit::{Fifo, Joined, Op, PATIENCE, Signal, is_running, kill, programs, wait_until};
+use procfleet_testkit::{
+    Fifo, Joined, Op, PATIENCE, Program, Signal, is_running, kill, programs, wait_until,
+};
 use std::fs;
 
 const IP: &str = "127.0.0.2";
@@ -26,6 +28,37 @@ fn signals_before_the_agent_listens_do_not_end_it() {
     held.release(&up.token(&[]));
     agent.wait_until_log_says("re-executing the agent");
     agent.wait_until_connected(&up, IP);
+}
+
+/// A terminal that is closed sends it. A server with `--tls-cert` loads its certificate instead.
+#[test]
+fn sighup_ends_a_server_in_order_unless_it_was_started_with_nohup() {
+    let mut up = up();
+    assert_eq!(up.end(Signal::HUP), Some(0), "{}", up.stderr());
+    assert!(up.stderr().contains("server has ended"), "{}", up.stderr());
+    for tls in [&[][..], &["--tls"]] {
+        let folder = tempfile::tempdir().expect("a temp dir");
+        let begun = |program: &str, words: &[&str]| {
+            let mut server = Program::new(program)
+                .args(words)
+                .args(["server", "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0"])
+                .args(tls)
+                .args(["--data"])
+                .args([folder.path().join("data")]);
+            server.start();
+            wait_until(PATIENCE, "it is ready", || server.stdout().contains(" is ready"));
+            server
+        };
+        let (ended, _) = begun(env!("CARGO_BIN_EXE_procfleet"), &[]).end(Signal::HUP, PATIENCE);
+        assert!(ended.success(), "{tls:?}: {ended}");
+        let mut server = begun("nohup", &[env!("CARGO_BIN_EXE_procfleet")]);
+        let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("it runs");
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).expect("a mask");
+        let mask = u64::from_str_radix(ignored, 16).expect("hexadecimal digits");
+        assert_eq!(mask & 1, 1, "{tls:?}: {status}");
+        let (ended, _) = server.end(Signal::INT, PATIENCE);
+        assert!(ended.success(), "{tls:?}: {ended}");
+    }
 }
 
 /// A host's logrotate may still send the signal on which earlier versions gave renamed logs their names back.
