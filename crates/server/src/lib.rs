@@ -194,7 +194,18 @@ impl Server {
         config::make_data_folder(&config.data)?;
         let metrics = Arc::new(Metrics::new());
         let (store, folder_lock) = match &config.store {
-            StoreLocation::Embedded => (Store::open(path).await?, None),
+            StoreLocation::Embedded => {
+                let store = Store::open(path).await?;
+                let seal_key = config.data.join(seal::SEAL_KEY);
+                if seal_key.exists() {
+                    warn!(
+                        store = %path.display(), seal_key = %seal_key.display(),
+                        "this server uses the embedded store, but the data folder has a seal key: a server with --store has used \
+                         it. If the store has moved to PostgreSQL, stop this server now, and start it with --store"
+                    );
+                }
+                (store, None)
+            }
             // The embedded store has the same lock: one server uses a data folder.
             StoreLocation::Postgres(url) => {
                 let lock = procfleet_store::lock(path)?;

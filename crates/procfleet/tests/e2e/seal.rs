@@ -365,6 +365,28 @@ fn key_files_of_an_earlier_server_are_sealed_at_the_start() {
     assert_eq!(server.connected(IP), id);
     assert!(agent.is_running());
     server.stop();
+
+    // Without --store by mistake: the folder has both.
+    program.start();
+    wait_until(PATIENCE, "the embedded server warns", || {
+        program.stderr().contains("stop this server now, and start it with --store")
+    });
+    program.end(Signal::TERM, PATIENCE);
+}
+
+#[test]
+fn a_data_folder_begins_no_new_fleet_on_an_empty_database() {
+    let mut fleet = Fleet::new();
+    let data = fleet.data("server");
+    fleet.start(&data, &[]).stop();
+    let certificate = || fs::read(data.join("ca.cert.der")).expect("the certificate");
+    let (before, url) = (certificate(), fleet.url.clone());
+    fleet.url = Cluster::shared().database();
+    let refused = fleet.refused(&data, &[]);
+    assert!(refused.stderr.contains("which this store does not know. Correct --store"), "{refused:?}");
+    assert_eq!(certificate(), before);
+    fleet.url = url;
+    fleet.start(&data, &[]).stop();
 }
 
 /// `pem` is the private key.

@@ -113,3 +113,12 @@ pub(super) fn publish(folder: &Path, current: &CertificateDer<'_>) -> Result<(),
     let is_written = || std::fs::read(&path).is_ok_and(|bytes| bytes == current.as_ref());
     if key(folder).exists() || is_written() { Ok(()) } else { write_private(&path, current) }
 }
+
+/// The pin of the certificate in a data folder, with or without its key. `None`: there is none.
+pub(super) fn published_pin(folder: &Path) -> Result<Option<[u8; 32]>, PkiError> {
+    let path = certificate(folder);
+    match path.exists() {
+        true => Ok(Some(crate::secret::hash(&read(&path)?))),
+        false => Ok(None),
+    }
+}

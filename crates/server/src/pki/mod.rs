@@ -386,6 +386,11 @@ impl CurrentCa {
     }
 }
 
+/// The pin of the CA whose certificate is in a data folder. `None`: no server has used the folder.
+pub fn published_pin(folder: &Path) -> Result<Option<[u8; 32]>, PkiError> {
+    files::published_pin(folder)
+}
+
 fn sign_server(by: &Authority, names: &[String], key: &KeyPair) -> Result<CertificateDer<'static>, PkiError> {
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name.push(DnType::CommonName, SERVER_NAME);

@@ -63,6 +63,12 @@ pub enum SealStartError {
         "--new-ca was given, but no CA was lost: the store has it, and this server can open its key. Start without --new-ca"
     )]
     NotLost,
+    #[error(
+        "{} shows that this data folder belongs to the fleet of CA {ca}, which this store does not know. Correct --store, \
+         or --data. To begin a new fleet with this data folder, move that certificate away; every host must then join again",
+        path.display()
+    )]
+    OtherFleet { path: PathBuf, ca: String },
     #[error("a new CA would be sealed under seal key {key}, which these servers cannot open: {}. Stop them first", servers.join(", "))]
     NoKeyAt { key: String, servers: Vec<String> },
     #[error("other servers change the CA at the same time. Start this server again")]

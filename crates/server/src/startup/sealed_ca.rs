@@ -6,6 +6,7 @@
 //! the sealed keys     | (is not looked at)          | opened; without the right seal key the start is refused
 //! no sealed keys      | has key files of a CA       | sealed and stored; key files of an earlier server
 //! no sealed keys      | has none, and no host joined| a new CA is made, sealed and stored
+//! no sealed keys      | has none, but a certificate | refused: it is the folder of another fleet
 //! no sealed keys      | has none, and hosts joined  | refused: the CA is lost
 //! ```
 //!
@@ -14,7 +15,7 @@
 
 use super::ca_opening::{CaOpening, CaStartError, SealStartError, replaced};
 use crate::clock::Clock;
-use crate::pki::{Ca, CaKeys, CaStart, PkiError};
+use crate::pki::{self, Ca, CaKeys, CaStart, PkiError};
 use crate::seal::{self, FoundKeys, OpenFault, SealKeyId, Sealer};
 use procfleet_proto::link::token::hex;
 use procfleet_store::{CaChange, CaPins, CaRefusal, NewAudit, OldCa, Store, StoredCas};
@@ -154,7 +155,24 @@ async fn decide(
             Ok(CaFound::ToStore(keys, Some(audit)))
         }
         (None, CaStart::AfterHosts(hosts @ 1..)) => Err(PkiError::Lost { path: path(), hosts }.into()),
-        (None, CaStart::AfterHosts(0) | CaStart::NewCa) => made_anew(clock, stored.pins),
+        (None, CaStart::AfterHosts(0)) => {
+            refuse_folder_of_other_fleet(folder, stored.pins)?;
+            made_anew(clock, stored.pins)
+        }
+        (None, CaStart::NewCa) => made_anew(clock, stored.pins),
+    }
+}
+
+/// A server on another database than before would not know its agents, its apps and its tasks. The embedded
+/// store does the same check (`missing_store` of the store).
+fn refuse_folder_of_other_fleet(folder: &Path, pins: Option<CaPins>) -> Result<(), CaStartError> {
+    let Some(published) = pki::published_pin(folder)? else { return Ok(()) };
+    match pins.is_some_and(|pins| pins.current == published || pins.next == Some(published)) {
+        true => Ok(()),
+        false => {
+            let (path, ca) = (folder.join("ca.cert.der"), hex(&published));
+            Err(SealStartError::OtherFleet { path, ca }.into())
+        }
     }
 }
 
@@ -196,7 +214,10 @@ fn discard_useless_key(error: &CaStartError, made: Option<PathBuf>) {
     let is_useless = matches!(
         error,
         CaStartError::Seal(
-            SealStartError::WrongKey { .. } | SealStartError::NotLost | SealStartError::NoKeyAt { .. }
+            SealStartError::WrongKey { .. }
+                | SealStartError::NotLost
+                | SealStartError::NoKeyAt { .. }
+                | SealStartError::OtherFleet { .. }
         ) | CaStartError::Pki(PkiError::Lost { .. } | PkiError::NotLost { .. })
     );
     if let (true, Some(path)) = (is_useless, made) {
@@ -363,6 +384,34 @@ mod tests {
         assert_ne!(elsewhere.make_files(), pins);
         assert_eq!(open(&elsewhere).await.expect("the store decides").pins(), pins);
         assert_eq!(fixture.actions().await, ["ca_seal"]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_data_folder_of_a_fleet_begins_no_other_fleet_on_an_empty_store() {
+        let place = Place::new();
+        let known = Fixture::new().await.start(&place).await.expect("a fleet").pins();
+        let certificate = place.0.path().join("ca.cert.der");
+        let published = std::fs::read(&certificate).expect("published");
+        let fixture = Fixture::new().await;
+        for has_key in [true, false] {
+            if !has_key {
+                std::fs::remove_file(place.key()).expect("our own file");
+            }
+            let error = fixture.refused(&place).await;
+            let SealStartError::OtherFleet { ca, .. } = &error else { panic!("{error:?}") };
+            assert_eq!(*ca, hex(&known.current));
+            assert_eq!(std::fs::read(&certificate).expect("still there"), published);
+            assert_eq!(fixture.store.ca().await.expect("no error"), None);
+            assert_eq!(place.key().exists(), has_key, "no seal key is made");
+        }
+
+        // The operator means it.
+        let anew = Place::new();
+        std::fs::copy(&certificate, anew.0.path().join("ca.cert.der")).expect("our own folders");
+        fixture.start_with(&anew, CaStart::NewCa, &[anew.key()]).await.expect("a new fleet");
+        let fixture = Fixture::new().await;
+        std::fs::remove_file(&certificate).expect("our own file");
+        fixture.start(&place).await.expect("a new fleet");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
