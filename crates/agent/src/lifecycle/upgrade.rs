@@ -46,14 +46,14 @@ pub(crate) enum UpgradeError {
     #[error("{} is not a program for this machine", .0.display())]
     NotForUs(PathBuf),
     #[error("{} is not procfleet: {reason}", path.display())]
-    Mute { path: PathBuf, reason: String },
+    NotProcfleet { path: PathBuf, reason: String },
     #[error("the agent runs as {now}, and {} is {offered}", path.display())]
     AnotherProgram { path: PathBuf, now: String, offered: String },
     #[error("{} is {offered}, which is older than {now}; use --allow-downgrade to install it anyway", path.display())]
     Older { path: PathBuf, now: Version, offered: Version },
     #[error("{} cannot take up this agent: {reason}", path.display())]
     CannotTakeUp { path: PathBuf, reason: String },
-    #[error("putting it in the place of {}", path.display())]
+    #[error("installing the new program as {}", path.display())]
     Install { path: PathBuf, source: io::Error },
     #[error("{reason}; {} is as it was{and_agent}", path.display())]
     RolledBack { reason: String, path: PathBuf, and_agent: &'static str },
@@ -126,13 +126,13 @@ fn examine(binary: &Path, folder: &Path, now: &AgentLife) -> Result<Version, Upg
         return Err(UpgradeError::NotForUs(path()));
     }
     let printed =
-        ask(binary, &["--version"]).map_err(|reason| UpgradeError::Mute { path: path(), reason })?;
-    let mute = || UpgradeError::Mute {
+        ask(binary, &["--version"]).map_err(|reason| UpgradeError::NotProcfleet { path: path(), reason })?;
+    let not_procfleet = || UpgradeError::NotProcfleet {
         path: path(),
         reason: format!("`--version` printed {:?}", printed.lines().next().unwrap_or_default()),
     };
-    let (name, version) = printed.trim().split_once(' ').ok_or_else(mute)?;
-    let version = Version::read(version).ok_or_else(mute)?;
+    let (name, version) = printed.trim().split_once(' ').ok_or_else(not_procfleet)?;
+    let version = Version::read(version).ok_or_else(not_procfleet)?;
     let running = name_of(&now.program);
     if name != running {
         return Err(UpgradeError::AnotherProgram { path: path(), now: running, offered: name.to_owned() });
@@ -264,7 +264,7 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
 
 /// Makes the agent re-execute its file, and waits until it is ready.
 fn reexecuted(folder: &Path, old: &AgentLife, timeout: Duration) -> Result<AgentLife, String> {
-    signal(old, Signal::HUP).map_err(|error| format!("the agent cannot be told: {error}"))?;
+    signal(old, Signal::HUP).map_err(|error| format!("cannot send SIGHUP to the agent: {error}"))?;
     let signalled_at = Instant::now();
     loop {
         if let Some(life) = AgentLife::read(folder).filter(|life| life.ready_at_millis != old.ready_at_millis)
