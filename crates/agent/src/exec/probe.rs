@@ -69,7 +69,7 @@ impl Prober {
             Ok(started) => started,
             Err(NotStarted { reason, .. }) => return Probed::NotStarted { reason },
         };
-        tracing::debug!(key = %self.key, what, pid = run.leader.pid, "probe started");
+        tracing::debug!(proc = %self.key, what, pid = run.leader.pid, "probe started");
         self.context.probe_began(run.leader.pid);
         let record = command_output::record_of_probe(self.context.output_folder(), &self.key, what);
         let mut live = RunningProbe::new(self, run, record);
@@ -112,7 +112,8 @@ impl<'a> RunningProbe<'a> {
 
     fn kill(&mut self) {
         // Rarely needed, so a full scan is acceptable.
-        tree::kill_all(Scan::take, |scan| self.run.members(scan, &self.prober.mark).into_iter().collect());
+        let members = |scan: &Scan| self.run.members(scan, &self.prober.mark).into_iter().collect();
+        tree::kill_all(&self.prober.key, Scan::take, members);
     }
 }
 
@@ -137,7 +138,7 @@ pub fn end_old_probes(context: &ExecContext) {
         if let Some((leader, mark)) = old_probe(context, &record) {
             tracing::info!(pid = leader.pid, "killing a probe that an earlier agent process left");
             let mut known = Vec::new();
-            tree::kill_all(Scan::take, |scan| {
+            tree::kill_all(&mark.name(), Scan::take, |scan| {
                 known = scan.run_members(leader, SessionState::Open, &known, &mark).into_iter().collect();
                 known.clone()
             });

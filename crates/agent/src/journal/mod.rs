@@ -531,7 +531,7 @@ fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
                     divided.entry(whole).or_default().insert(instance, Some(outcome));
                 }
                 (Err(failure), _) => {
-                    error!(%op, %failure, "cannot read an outcome in the journal; it is not reported, and the op expires on the server. Check the process by hand")
+                    error!(%op, error = %failure, "cannot read an outcome in the journal; it is not reported, and the op expires on the server. Check the process by hand")
                 }
             }
             continue;
@@ -566,7 +566,7 @@ fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
         match serde_json::from_str(&text) {
             Ok(groups) => past.groups.push((namespace, groups)),
             Err(failure) => {
-                error!(namespace, %failure, "cannot read process groups in the journal; their limits do not apply. Set them again")
+                error!(namespace, error = %failure, "cannot read process groups in the journal; their limits do not apply. Set them again")
             }
         }
     }

@@ -144,7 +144,7 @@ fn log_end(server: &ServerAddress, end: &LinkEnd, NextServer { server: next, wai
         LinkEnd::Renewed => info!("renewed an expired certificate; reconnecting"),
         end => warn!(
             %server,
-            reason = end as &dyn std::error::Error,
+            error = end as &dyn std::error::Error,
             ?pause,
             %next,
             "session with the server failed; reconnecting"

@@ -35,7 +35,7 @@ impl ProcExecutor {
         match started {
             Ok((mut started, pidfd, ending)) => {
                 hit(Point::AgentProcessSpawned);
-                tracing::info!(key = %self.key, run = run.0, pid = started.leader.pid, "command started");
+                tracing::info!(proc = %self.key, run = run.0, pid = started.leader.pid, "command started");
                 let (group, shell, sender) =
                     (started.group.clone(), started.shell.clone(), self.input_sender());
                 let (context, leader) = (self.context.clone(), started.leader);
@@ -57,7 +57,7 @@ impl ProcExecutor {
                 self.runs.push((run, Box::new(started)));
             }
             Err(NotStarted { code, reason }) => {
-                tracing::info!(key = %self.key, run = run.0, %reason, "command could not be started");
+                tracing::info!(proc = %self.key, run = run.0, %reason, "command could not be started");
                 self.send_input(Input::Answer(EffectAnswer::CommandEnded {
                     run,
                     end: CommandEnd::NotStarted { code, reason },
@@ -74,13 +74,13 @@ impl ProcExecutor {
             let (opened, wrong) =
                 self.proc_log.open(&self.context.proc_logs, spec, &self.key, launch.account());
             if let Some(reason) = wrong {
-                tracing::warn!(key = %self.key, run = run.0, %reason, "cannot open the log of log_path; output goes to the agent's data folder");
+                tracing::warn!(proc = %self.key, run = run.0, %reason, "cannot open the log of log_path; output goes to the agent's data folder");
                 self.note = format!("{reason}; its output is in the agent's folder");
             }
             match opened {
                 Ok(OpenedLog { live, file, from }) => return CommandOutput::Log { live, file, from },
                 Err(error) => {
-                    tracing::warn!(key = %self.key, run = run.0, %error, "cannot open the proc's log; output goes to a file of this run");
+                    tracing::warn!(proc = %self.key, run = run.0, %error, "cannot open the proc's log; output goes to a file of this run");
                 }
             }
         }
@@ -91,7 +91,7 @@ impl ProcExecutor {
                 CommandOutput::Own { path, file }
             }
             Err(error) => {
-                tracing::warn!(key = %self.key, run = run.0, %error, "cannot create an output file; the command's output is lost");
+                tracing::warn!(proc = %self.key, run = run.0, %error, "cannot create an output file; the command's output is lost");
                 CommandOutput::Nowhere
             }
         }

@@ -22,7 +22,7 @@ impl ProcExecutor {
         self.mark_changed();
         let nearby = self.nearby(None);
         let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
-        tracing::info!(key = %self.key, pid = run.leader.pid, "killing a command and its descendants");
+        tracing::info!(proc = %self.key, pid = run.leader.pid, "killing a command and its descendants");
         if let Some(group) = &run.group {
             cgroup::kill(group);
             if !is_outside(run, group) {
@@ -30,7 +30,7 @@ impl ProcExecutor {
             }
         }
         let members = |scan: &Scan| run.members(scan, &self.mark).into_iter().collect();
-        tree::kill_all(|| nearby.scan(Freshness::Now), members);
+        tree::kill_all(&self.key, || nearby.scan(Freshness::Now), members);
     }
 
     /// Sends SIGTERM to a command and its descendants.
@@ -38,7 +38,7 @@ impl ProcExecutor {
         self.mark_changed();
         let nearby = self.nearby(None);
         let Some((_, run)) = self.runs.iter_mut().find(|(id, _)| *id == run) else { return };
-        tracing::info!(key = %self.key, pid = run.leader.pid, "sending SIGTERM to a command and its descendants");
+        tracing::info!(proc = %self.key, pid = run.leader.pid, "sending SIGTERM to a command and its descendants");
         if let Some(group) = &run.group {
             cgroup::signal(group, rustix::process::Signal::TERM);
             if !is_outside(run, group) {
@@ -54,7 +54,7 @@ impl ProcExecutor {
     /// keeps them.
     pub fn signal(&mut self, process: Process, signal: Signal, detached: Detached) {
         let id = target_of(&process);
-        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process and its descendants");
+        tracing::info!(proc = %self.key, pid = process.pid, ?signal, "signalling a process and its descendants");
         self.mark_changed();
         let nearby = self.nearby(Some(id));
         match (signal, detached) {
@@ -78,7 +78,7 @@ impl ProcExecutor {
                     }
                     targets
                 };
-                tree::kill_all(|| nearby.scan(Freshness::Now), targets);
+                tree::kill_all(&self.key, || nearby.scan(Freshness::Now), targets);
             }
         }
     }
@@ -96,7 +96,7 @@ impl ProcExecutor {
     /// may be its child.
     pub fn signal_retired(&mut self, process: Process, signal: Signal, spare: &[Process]) {
         let id = target_of(&process);
-        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling an earlier generation of the process");
+        tracing::info!(proc = %self.key, pid = process.pid, ?signal, "signalling an earlier generation of the process");
         self.mark_changed();
         let scan = self.nearby(Some(id)).scan(Freshness::Now);
         self.note_session(id, &scan);
@@ -109,13 +109,13 @@ impl ProcExecutor {
     /// Signals the process and nothing that it has started.
     pub fn signal_one(&mut self, process: Process, signal: Signal) {
         let id = target_of(&process);
-        tracing::info!(key = %self.key, pid = process.pid, ?signal, "signalling a process");
+        tracing::info!(proc = %self.key, pid = process.pid, ?signal, "signalling a process");
         self.mark_changed();
         if tree::is_protected(id.pid) {
             return;
         }
         if let Err(error) = pidfd::send(id, raw(signal)) {
-            tracing::warn!(key = %self.key, pid = id.pid, ?signal, %error, "cannot signal a process");
+            tracing::warn!(proc = %self.key, pid = id.pid, ?signal, %error, "cannot signal a process");
         }
     }
 

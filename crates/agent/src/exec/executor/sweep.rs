@@ -27,7 +27,7 @@ impl ProcExecutor {
         if self.are_all_in_groups() && !self.escaped && !self.has_escaped() {
             return;
         }
-        let nearby = self.nearby_ungrouped(None);
+        let (nearby, key) = (self.nearby_ungrouped(None), self.key.clone());
         let mut left = 0;
         let targets = |scan: &Scan| {
             let found = self.left_in(scan);
@@ -41,7 +41,7 @@ impl ProcExecutor {
                 tree::signal_all(&scan, found, signal::raw(signal));
             }
             Signal::Kill => {
-                tree::kill_all(|| nearby.scan(Freshness::Now), targets);
+                tree::kill_all(&key, || nearby.scan(Freshness::Now), targets);
                 if left == 0 {
                     self.context.forget_inherited(&self.mark);
                 }
@@ -55,8 +55,8 @@ impl ProcExecutor {
         let since = self.context.ticks_at(since);
         let grouped = self.groups.pids().unwrap_or_default();
         let own: HashSet<Id> = self.watched().chain(self.runs.iter().map(|(_, run)| run.leader)).collect();
-        tracing::info!(key = %self.key, "killing processes of an interrupted start");
-        tree::kill_all(Scan::take, |scan| {
+        tracing::info!(proc = %self.key, "killing processes of an interrupted start");
+        tree::kill_all(&self.key, Scan::take, |scan| {
             let is_ours = |stat: &&Stat| grouped.contains(&stat.id.pid);
             let mut ours: Vec<Id> = scan.all().into_iter().filter(is_ours).map(|stat| stat.id).collect();
             ours.extend(scan.marked(&self.mark).iter().map(|stat| stat.id));

@@ -15,6 +15,7 @@ use crate::exec::watch::pidfd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -405,8 +406,13 @@ pub(in crate::exec) fn signal_all(scan: &Scan, targets: impl IntoIterator<Item =
 }
 
 /// Kills the `targets`, oldest first so that parents do not see their children die, and scans again until no
-/// new process is found. One empty scan is not enough: a process may fork behind the scan.
-pub(in crate::exec) fn kill_all(scan: impl Fn() -> Scan, mut targets: impl FnMut(&Scan) -> Vec<Id>) {
+/// new process is found. One empty scan is not enough: a process may fork behind the scan. `proc` is for the
+/// log.
+pub(in crate::exec) fn kill_all(
+    proc: &dyn Display,
+    scan: impl Fn() -> Scan,
+    mut targets: impl FnMut(&Scan) -> Vec<Id>,
+) {
     let mut killed = HashSet::new();
     let mut quiet = 0;
     for _ in 0..ROUNDS {
@@ -419,5 +425,9 @@ pub(in crate::exec) fn kill_all(scan: impl Fn() -> Scan, mut targets: impl FnMut
         new.sort_by_key(|id| (id.start_ticks, id.pid));
         signal_all(&scan, new, Signal::KILL);
     }
-    tracing::warn!("new processes kept appearing while killing a process tree; giving up");
+    tracing::warn!(
+        %proc,
+        killed = killed.len(),
+        "processes fork faster than they are killed; gave up after {ROUNDS} rounds. Some may still run: send kill again"
+    );
 }
