@@ -69,6 +69,13 @@ pub enum SealStartError {
         path.display()
     )]
     OtherFleet { path: PathBuf, ca: String },
+    #[error(
+        "the key files ca.* in {} are those of CA {found}, but hosts have joined (now {hosts}) with CA {recorded}. Put the \
+         files of that CA there. If they are lost, one start with --new-ca uses those that are there: every host must join \
+         again then",
+        folder.display()
+    )]
+    OtherCa { folder: PathBuf, found: String, recorded: String, hosts: u64 },
     #[error("a new CA would be sealed under seal key {key}, which these servers cannot open: {}. Stop them first", servers.join(", "))]
     NoKeyAt { key: String, servers: Vec<String> },
     #[error("other servers change the CA at the same time. Start this server again")]

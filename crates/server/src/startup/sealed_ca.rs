@@ -5,6 +5,7 @@
 //! --------------------+-----------------------------+----------------------------------------------------
 //! the sealed keys     | (is not looked at)          | opened; without the right seal key the start is refused
 //! no sealed keys      | has key files of a CA       | sealed and stored; key files of an earlier server
+//! no sealed keys      | has those of another CA     | refused, if hosts have joined with the recorded CA
 //! no sealed keys      | has none, and no host joined| a new CA is made, sealed and stored
 //! no sealed keys      | has none, but a certificate | refused: it is the folder of another fleet
 //! no sealed keys      | has none, and hosts joined  | refused: the CA is lost
@@ -142,9 +143,19 @@ async fn decide(
     let trusted = if store.is_newly_restored().await? { None } else { stored.pins };
     let path = || folder.join("ca.cert.der");
     match (CaKeys::from_files(folder, trusted)?, beginning) {
-        (Some(_), CaStart::NewCa) => Err(PkiError::NotLost { path: path() }.into()),
-        (Some(keys), CaStart::AfterHosts(_)) => {
+        (Some(keys), CaStart::NewCa) => match stored.pins {
+            Some(old) if old != keys.pins() => {
+                let audit = replaced(clock, old, keys.pins());
+                Ok(CaFound::ToStore(keys, Some(audit)))
+            }
+            Some(_) | None => Err(PkiError::NotLost { path: path() }.into()),
+        },
+        (Some(keys), CaStart::AfterHosts(hosts)) => {
             let pins = keys.pins();
+            if let Some(recorded) = trusted.filter(|recorded| *recorded != pins && hosts > 0) {
+                let (folder, found, recorded) = (folder.to_owned(), described(pins), described(recorded));
+                return Err(SealStartError::OtherCa { folder, found, recorded, hosts }.into());
+            }
             let audit = match stored.pins {
                 Some(old) if old != pins => replaced(clock, old, pins),
                 Some(_) | None => {
@@ -160,6 +171,14 @@ async fn decide(
             made_anew(clock, stored.pins)
         }
         (None, CaStart::NewCa) => made_anew(clock, stored.pins),
+    }
+}
+
+fn described(pins: CaPins) -> String {
+    let current = hex(&pins.current);
+    match pins.next {
+        Some(next) => format!("{current} with the successor {}", hex(&next)),
+        None => current,
     }
 }
 
@@ -218,6 +237,7 @@ fn discard_useless_key(error: &CaStartError, made: Option<PathBuf>) {
                 | SealStartError::NotLost
                 | SealStartError::NoKeyAt { .. }
                 | SealStartError::OtherFleet { .. }
+                | SealStartError::OtherCa { .. }
         ) | CaStartError::Pki(PkiError::Lost { .. } | PkiError::NotLost { .. })
     );
     if let (true, Some(path)) = (is_useless, made) {
@@ -384,6 +404,28 @@ mod tests {
         assert_ne!(elsewhere.make_files(), pins);
         assert_eq!(open(&elsewhere).await.expect("the store decides").pins(), pins);
         assert_eq!(fixture.actions().await, ["ca_seal"]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn key_files_of_another_ca_replace_that_of_joined_hosts_only_when_the_operator_says_so() {
+        let fixture = Fixture::new().await;
+        let (first, foreign) = (Place::new(), Place::new());
+        let (known, other) = (first.make_files(), foreign.make_files());
+        let change = CaChange { seen: None, to: known, sealing: None, old: OldCa::Keep, audit: None };
+        fixture.store.change_ca(change).await.expect("no error").expect("as store copy leaves it");
+        let keys = [foreign.key()];
+        let open = |beginning| fixture.start_with(&foreign, beginning, &keys);
+        let refused = open(CaStart::AfterHosts(1)).await.map(|ca| ca.pins());
+        let Err(CaStartError::Seal(SealStartError::OtherCa { found, recorded, hosts: 1, .. })) = &refused
+        else {
+            panic!("{refused:?}")
+        };
+        assert_eq!((found, recorded), (&hex(&other.current), &hex(&known.current)));
+        assert_eq!(fixture.store.ca().await.expect("no error"), Some(known));
+        assert!(!foreign.key().exists(), "nothing is sealed under it");
+
+        assert_eq!(open(CaStart::NewCa).await.expect("replaced").pins(), other);
+        assert_eq!(fixture.actions().await, ["ca_replace"]);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
