@@ -220,6 +220,9 @@ impl Server {
             true => CaStart::NewCa,
             false => CaStart::AfterHosts(store.count_connectable_agents().await?),
         };
+        let admin_file = config.data.join("admin.json");
+        // Before the CA, which is published in the data folder.
+        setup::check(&store, &admin_file).await?;
         let opening = CaOpening {
             folder: &config.data,
             life: config.agent_certificate,
@@ -255,7 +258,6 @@ impl Server {
             );
         }
         let url = format!("{scheme}://{}", reachable(api));
-        let admin_file = config.data.join("admin.json");
         let reached = Reached { url: url.clone(), pin: tls.as_ref().map(ApiTls::pin) };
         setup::administrator(&store, &admin_file, reached, clock.wall()).await?;
 

@@ -406,6 +406,30 @@ fn assert_no_part_of_the_key_is_stored(fleet: &Fleet, pem: &[u8]) {
 }
 
 #[test]
+fn a_data_folder_of_another_fleet_is_left_as_it_is() {
+    let mut fleet = Fleet::new();
+    let (data, other) = (fleet.data("server"), fleet.data("other"));
+    fleet.start(&data, &[]).stop();
+    let url = std::mem::replace(&mut fleet.url, Cluster::shared().database());
+    fleet.start(&other, &[]).stop();
+    fleet.url = url;
+    let certificate = || fs::read(other.join("ca.cert.der")).expect("the certificate");
+    let before = certificate();
+    fs::copy(data.join("seal.key"), other.join("seal.key")).expect("our own folders");
+    let refused = fleet.refused(&other, &[]);
+    assert!(refused.stderr.contains("admin.json is not that of app"), "{refused:?}");
+    assert_eq!(certificate(), before);
+
+    copy_secrets(&data, &other);
+    fs::write(other.join("ca.key.pem"), "the key of that certificate").expect("our own folder");
+    let server = fleet.start(&other, &[]);
+    let log = server.program.stderr();
+    assert!(log.contains("another CA than the store's") && !log.contains("is in the store, sealed"), "{log}");
+    assert_eq!(certificate(), before);
+    server.stop();
+}
+
+#[test]
 fn a_change_of_the_ca_by_another_server_is_followed_without_a_restart() {
     let mut fleet = Fleet::new();
     let data = fleet.data("server");

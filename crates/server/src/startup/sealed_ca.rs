@@ -31,7 +31,7 @@ pub(super) async fn open(store: &Store, clock: Clock, opening: CaOpening<'_>) ->
     for _ in 0..TRIES {
         match attempt(store, clock, opening, &mut made).await {
             Ok(Some(ca)) => {
-                warn_of_plain_keys(opening.folder);
+                warn_of_plain_keys(opening.folder, ca.pins());
                 return Ok(ca);
             }
             Ok(None) => {}
@@ -247,13 +247,23 @@ fn discard_useless_key(error: &CaStartError, made: Option<PathBuf>) {
     }
 }
 
-fn warn_of_plain_keys(folder: &Path) {
+fn warn_of_plain_keys(folder: &Path, used: CaPins) {
     let path = folder.join("ca.key.pem");
-    if path.exists() {
+    if !path.exists() {
+        return;
+    }
+    let found = pki::published_pin(folder).ok().flatten();
+    if found.is_some_and(|pin| pin == used.current || Some(pin) == used.next) {
         warn!(
             path = %path.display(),
             "the CA's private key is in the store, sealed; the key files in the data folder (ca.*) are not used. Move them to your \
              backup or remove them"
+        );
+    } else {
+        warn!(
+            path = %path.display(), found = found.map(|pin| hex(&pin)), used = hex(&used.current),
+            "the key files in the data folder (ca.*) are those of another CA than the store's; they are not used, and the store does \
+             not have their private key. Move them to a safe place, and remove them only if no host needs that CA"
         );
     }
 }

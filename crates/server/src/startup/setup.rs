@@ -3,7 +3,7 @@
 use crate::pki::{PkiError, write_private};
 use crate::secret;
 use procfleet_proto::link::token::hex;
-use procfleet_store::{AppTrust, NewApp, Store, StoreError};
+use procfleet_store::{AppRow, AppTrust, NewApp, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use subtle::ConstantTimeEq;
@@ -44,6 +44,16 @@ pub struct Reached {
     pub pin: Option<[u8; 32]>,
 }
 
+/// Whether the secret in `admin.json`, if there is one, opens this store. For a start that changes nothing if
+/// the data folder belongs to another store.
+pub async fn check(store: &Store, file: &Path) -> Result<(), SetupError> {
+    let (Some(found), Some(known)) = (read(file), store.app(ADMIN).await?) else { return Ok(()) };
+    match is_secret_of(&known, &secret::hash(found.bk_app_secret.as_bytes())) {
+        true => Ok(()),
+        false => Err(SetupError::Mismatch(file.display().to_string())),
+    }
+}
+
 /// Creates the administrator's app on the first start, and updates the address in `admin.json` on every
 /// start.
 ///
@@ -51,7 +61,7 @@ pub struct Reached {
 /// and creates the app with it. Of servers that start at once on an empty store, the app of one is created,
 /// and the others remove their files: their secrets open nothing.
 pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) -> Result<(), SetupError> {
-    let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
+    let old = read(file);
     let known = store.app(ADMIN).await?;
     let secret = match (&old, &known) {
         (Some(old), _) => old.bk_app_secret.clone(),
@@ -60,7 +70,7 @@ pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) ->
         (None, Some(_)) => return Ok(()),
     };
     let hash = secret::hash(secret.as_bytes());
-    if known.as_ref().is_some_and(|app| !bool::from(app.secret_hash.ct_eq(&hash))) {
+    if known.as_ref().is_some_and(|app| !is_secret_of(app, &hash)) {
         return Err(SetupError::Mismatch(file.display().to_string()));
     }
     let Reached { url, pin } = at;
@@ -102,13 +112,21 @@ pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) ->
 
 /// Whether the administrator's app has this secret. Servers may share one file.
 async fn has_secret(store: &Store, hash: [u8; 32]) -> Result<bool, StoreError> {
-    Ok(store.app(ADMIN).await?.is_some_and(|app| bool::from(app.secret_hash.ct_eq(&hash))))
+    Ok(store.app(ADMIN).await?.is_some_and(|app| is_secret_of(&app, &hash)))
+}
+
+fn is_secret_of(app: &AppRow, hash: &[u8; 32]) -> bool {
+    app.secret_hash.ct_eq(hash).into()
+}
+
+/// `None`: there is no such file, or it is not one of a server.
+fn read(file: &Path) -> Option<AdminFile> {
+    serde_json::from_slice(&std::fs::read(file).ok()?).ok()
 }
 
 /// Writes the pin of the API's new certificate into `admin.json`, if the file exists.
 pub fn pin(file: &Path, pin: [u8; 32]) -> Result<(), PkiError> {
-    let old = std::fs::read(file).ok().and_then(|text| serde_json::from_slice::<AdminFile>(&text).ok());
-    old.map_or(Ok(()), |old| write(file, &AdminFile { tls_sha256: Some(hex(&pin)), ..old }))
+    read(file).map_or(Ok(()), |old| write(file, &AdminFile { tls_sha256: Some(hex(&pin)), ..old }))
 }
 
 fn write(file: &Path, admin: &AdminFile) -> Result<(), PkiError> {
