@@ -44,6 +44,12 @@ pub enum SealStartError {
     )]
     Missing { path: PathBuf, needed: Vec<SealKeyId>, have: Vec<SealKeyId> },
     #[error(
+        "{} does not exist, and the store does not need it: the CA's private key is sealed under seal key {}; this server has: \
+         {}. Remove the file from --seal-key. If it is to be a new seal key, make it first",
+        path.display(), seal::listed(needed), seal::listed(have)
+    )]
+    Superfluous { path: PathBuf, needed: Vec<SealKeyId>, have: Vec<SealKeyId> },
+    #[error(
         "the CA's private key in the store is sealed under seal key {}; this server has: {}. Copy the file from another \
          server or from a backup, and name it with --seal-key. If the key is lost, one start with --new-ca makes a new \
          CA: every host must join again then",

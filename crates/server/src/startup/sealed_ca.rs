@@ -99,8 +99,11 @@ fn seal_keys(
     match found.missing() {
         None => Ok(found),
         Some(path) => {
-            let (path, have) = (path.to_owned(), found.ids());
-            Err(SealStartError::Missing { path, needed: needed(stored), have })
+            let (path, needed, have) = (path.to_owned(), needed(stored), found.ids());
+            match needed.iter().all(|id| have.contains(id)) {
+                true => Err(SealStartError::Superfluous { path, needed, have }),
+                false => Err(SealStartError::Missing { path, needed, have }),
+            }
         }
     }
 }
@@ -390,6 +393,21 @@ mod tests {
         );
         assert_eq!(fixture.actions().await, [""; 0], "the first CA has no record, as in an embedded store");
         assert_eq!(fixture.store.seal_keys_of_servers().await.expect("no error").len(), 2);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_missing_seal_key_that_nothing_is_sealed_under_is_to_be_left_out() {
+        let fixture = Fixture::new().await;
+        let place = Place::new();
+        fixture.start(&place).await.expect("the first start");
+        let (gone, id) = (place.0.path().join("gone.key"), fixture.key_of_store().await);
+        for keys in [[place.key(), gone.clone()], [gone.clone(), place.key()]] {
+            let refused = fixture.start_with(&place, CaStart::AfterHosts(0), &keys).await.map(|ca| ca.pins());
+            let Err(CaStartError::Seal(error)) = refused else { panic!("{refused:?}") };
+            let SealStartError::Superfluous { path, needed, have } = &error else { panic!("{error:?}") };
+            assert_eq!((path, needed.as_slice(), have.as_slice()), (&gone, [id].as_slice(), [id].as_slice()));
+            assert!(!error.to_string().contains("--new-ca"), "{error}");
+        }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
