@@ -156,7 +156,9 @@ impl ServerError {
             ServerError::Setup(SetupError::Mismatch(_))
             | ServerError::FolderRefused { .. }
             | ServerError::Seal(_)
-            | ServerError::Pki(PkiError::Lost { .. } | PkiError::NotLost { .. }) => true,
+            | ServerError::Pki(PkiError::Lost { .. } | PkiError::NotLost { .. } | PkiError::Damaged { .. }) => {
+                true
+            }
             ServerError::Setup(SetupError::File(_))
             | ServerError::Folder { .. }
             | ServerError::Listen { .. }

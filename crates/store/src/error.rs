@@ -27,6 +27,13 @@ pub enum StoreError {
         path.display()
     )]
     ForeignLog { path: PathBuf },
+    #[error(
+        "{} does not hold the number of the newest generation, so a restored backup could assign numbers of tasks and events \
+         again. Restore the file from the last backup of the data folder, or write a number into it that is greater than \
+         the number of backups that were ever restored here",
+        path.display()
+    )]
+    BadGeneration { path: PathBuf },
     #[error("{} cannot be restored: {reason}. Nothing was changed", path.display())]
     BadBackup { path: PathBuf, reason: String },
     #[error("{} cannot be copied: {reason}", path.display())]
@@ -161,6 +168,7 @@ impl StoreError {
                 | StoreError::Lost { .. }
                 | StoreError::Replaced { .. }
                 | StoreError::ForeignLog { .. }
+                | StoreError::BadGeneration { .. }
                 | StoreError::Newer { .. }
                 | StoreError::Url(_)
                 | StoreError::Pooler { .. }

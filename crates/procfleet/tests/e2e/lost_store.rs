@@ -49,11 +49,12 @@ fn a_store_that_cannot_be_used_is_left_alone_and_its_server_says_what_can_be_don
     let (_folder, data) = data();
     let store = data.join("server.db");
     let sound = fs::read(&store).expect("it is there");
-    let half = sound.len() / 2;
+    // Most of the file are the free pages that are reserved for a full disk.
+    let part = sound.len() / 10;
     let torn: [(&str, Vec<u8>, &str); 4] = [
         ("no head", [vec![0; 100], sound[100..].to_vec()].concat(), "file is not a database"),
-        ("half of it", sound[..half].to_vec(), "malformed"),
-        ("half of it is zeros", [sound[..half].to_vec(), vec![0; sound.len() - half]].concat(), "malformed"),
+        ("a part of it", sound[..part].to_vec(), "malformed"),
+        ("most of it is zeros", [sound[..part].to_vec(), vec![0; sound.len() - part]].concat(), "malformed"),
         (
             "a text",
             b"this is no database, and it is long enough to be read as one".repeat(99),
@@ -169,6 +170,31 @@ fn a_first_start_that_is_killed_at_any_moment_comes_up_the_next_time() {
         }
         comes_up(folder.path());
     }
+}
+
+#[test]
+fn small_files_that_are_damaged_are_named_and_left_as_they_are() {
+    let (_folder, data) = data();
+    for (name, words) in [
+        ("ca.key.pem", &["ca.key.pem cannot be used: it holds no private key", "backup", "--new-ca"][..]),
+        ("ca.cert.der", &["ca.cert.der cannot be used: it holds no certificate", "backup", "--new-ca"]),
+        ("server.db.generation", &["server.db.generation does not hold the number", "backup"]),
+    ] {
+        let file = data.join(name);
+        let sound = fs::read(&file).expect("it is there");
+        let garbage = "-----BEGIN PRIVATE";
+        fs::write(&file, garbage).expect("our own file");
+        let done = server(&data).finish(PATIENCE);
+        assert_eq!(done.code, Some(NEEDS_OPERATOR), "{name}: {done:?}");
+        for words in words {
+            assert!(done.stderr.contains(words), "{name}: no {words:?} in {}", done.stderr);
+        }
+        assert_eq!(fs::read(&file).expect("it is there"), garbage.as_bytes(), "{name}");
+        fs::write(&file, sound).expect("our own file");
+    }
+    fs::remove_file(data.join("admin.json")).expect("our own file");
+    let server = comes_up(&data);
+    assert!(server.stderr().contains("admin.json is missing or cannot be read"), "{}", server.stderr());
 }
 
 /// With another CA no host that has joined could come back, and nothing would say why.

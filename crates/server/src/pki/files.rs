@@ -5,7 +5,7 @@
 //! a key means that a move was interrupted, and the move is finished.
 
 use super::authority::Authority;
-use super::{PkiError, read, read_text, write_private};
+use super::{PkiError, read, write_private};
 use procfleet_store::CaPins;
 use rcgen::KeyPair;
 use std::path::{Path, PathBuf};
@@ -44,8 +44,13 @@ pub(super) fn load(folder: &Path, slot: AuthoritySlot) -> Result<Option<Authorit
     if !certificate.exists() {
         return Ok(None);
     }
-    let key = KeyPair::from_pem(&read_text(&key)?)?;
-    Authority::new(key, CertificateDer::from(read(&certificate)?)).map(Some)
+    // Without the parser's errors: details of a private key do not belong in a log.
+    let pair = String::from_utf8(read(&key)?).ok().and_then(|text| KeyPair::from_pem(&text).ok());
+    let reason = "it holds no private key in PEM";
+    let pair = pair.ok_or(PkiError::Damaged { path: key, reason })?;
+    let reason = "it holds no certificate of a CA";
+    let authority = Authority::new(pair, CertificateDer::from(read(&certificate)?));
+    authority.map(Some).map_err(|_| PkiError::Damaged { path: certificate, reason })
 }
 
 pub(super) fn make(folder: &Path, slot: AuthoritySlot) -> Result<Authority, PkiError> {

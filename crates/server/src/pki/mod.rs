@@ -67,6 +67,12 @@ pub enum PkiError {
          backup, start once with --new-ca: every host must join again then"
     )]
     Lost { path: PathBuf, hosts: u64 },
+    #[error(
+        "{} cannot be used: {reason}. Restore it from the last backup. Without a backup, move the key and the certificate \
+         of this CA away and start once with --new-ca: every host must join again then",
+        path.display()
+    )]
+    Damaged { path: PathBuf, reason: &'static str },
     #[error("--new-ca was given, but no CA was lost: {path} exists. Start without --new-ca")]
     NotLost { path: PathBuf },
     #[error("opening the sealed key of CA {ca}")]
@@ -473,14 +479,6 @@ fn valid_for_years(params: &mut CertificateParams, years: i32) {
 
 fn read(path: &Path) -> Result<Vec<u8>, PkiError> {
     std::fs::read(path).map_err(|source| PkiError::File { doing: "reading", path: path.to_owned(), source })
-}
-
-fn read_text(path: &Path) -> Result<String, PkiError> {
-    std::fs::read_to_string(path).map_err(|source| PkiError::File {
-        doing: "reading",
-        path: path.to_owned(),
-        source,
-    })
 }
 
 /// Writes a file that only its owner may read, atomically.

@@ -101,6 +101,7 @@ pub(super) fn refusal_of(error: &PkiError) -> String {
         PkiError::File { .. }
         | PkiError::Lost { .. }
         | PkiError::NotLost { .. }
+        | PkiError::Damaged { .. }
         | PkiError::Sealed { .. }
         | PkiError::NotStored { .. }
         | PkiError::Certificate(_)

@@ -67,7 +67,14 @@ pub async fn administrator(store: &Store, file: &Path, at: Reached, now: i64) ->
         (Some(old), _) => old.bk_app_secret.clone(),
         (None, None) => secret::random_text(),
         // An operator who keeps the secret elsewhere has removed the file on purpose.
-        (None, Some(_)) => return Ok(()),
+        (None, Some(_)) => {
+            tracing::warn!(
+                path = %file.display(),
+                "admin.json is missing or cannot be read, and is not made again, because the store has only the hash of its \
+                 secret; copy the file from a backup or from another server of this store"
+            );
+            return Ok(());
+        }
     };
     let hash = secret::hash(secret.as_bytes());
     if known.as_ref().is_some_and(|app| !is_secret_of(app, &hash)) {

@@ -48,8 +48,8 @@ pub(super) fn begin(connection: &mut Connection, known: i64) -> Result<(), Query
 }
 
 /// The newest generation of the data folder. 0 if no file names one.
-pub(super) fn known(store: &Path) -> i64 {
-    saved(store).unwrap_or(0)
+pub(super) fn known(store: &Path) -> Result<i64, StoreError> {
+    saved(store).map(Option::unwrap_or_default)
 }
 
 /// Saves the generation of an open store as one of the data folder. On a full disk the file stays as it is;
@@ -57,8 +57,8 @@ pub(super) fn known(store: &Path) -> i64 {
 pub(super) fn keep(connection: &Connection, store: &Path) -> Result<(), StoreError> {
     let newest = newest(connection).map_err(|source| super::failed("reading the generation", source))?;
     match save(store, newest) {
-        Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
-        done => done.map_err(|source| unsaved(store, source)),
+        Err(StoreError::File { source, .. }) if source.kind() == io::ErrorKind::StorageFull => Ok(()),
+        done => done,
     }
 }
 
@@ -72,9 +72,9 @@ pub(super) fn keep_replaced(store: &Path, restores: i64) -> Result<(), StoreErro
         Ok(found) if (0..=HIGHEST).contains(&found) => found,
         // A server of this version has saved the generation when it opened the store. If there was none, each
         // restore has begun one generation at most.
-        Ok(_) | Err(_) => saved(store).unwrap_or(restores),
+        Ok(_) | Err(_) => saved(store)?.unwrap_or(restores),
     };
-    save(store, found).map_err(|source| unsaved(store, source))
+    save(store, found)
 }
 
 /// The newest generation in which the store has assigned a number.
@@ -84,16 +84,28 @@ fn newest(connection: &Connection) -> rusqlite::Result<i64> {
     connection.query_row(sql, params![GAP, first, second, third], |row| row.get(0))
 }
 
-fn saved(store: &Path) -> Option<i64> {
-    std::fs::read_to_string(beside(store, FILE)).ok()?.trim().parse().ok()
+/// `None`: there is no file. A file without a number is refused, because 0 in its place would let a restored
+/// store assign numbers again.
+fn saved(store: &Path) -> Result<Option<i64>, StoreError> {
+    let path = beside(store, FILE);
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(StoreError::File { doing: "reading", path, source }),
+    };
+    let number = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());
+    match number.filter(|number| (0..=HIGHEST).contains(number)) {
+        Some(number) => Ok(Some(number)),
+        None => Err(StoreError::BadGeneration { path }),
+    }
 }
 
 /// The saved generation only grows.
-fn save(store: &Path, generation: i64) -> io::Result<()> {
-    if saved(store).is_some_and(|saved| saved >= generation) {
+fn save(store: &Path, generation: i64) -> Result<(), StoreError> {
+    if saved(store)?.is_some_and(|saved| saved >= generation) {
         return Ok(());
     }
-    replace_file(&beside(store, FILE), format!("{generation}\n"))
+    replace_file(&beside(store, FILE), format!("{generation}\n")).map_err(|source| unsaved(store, source))
 }
 
 fn unsaved(store: &Path, source: io::Error) -> StoreError {

@@ -66,7 +66,7 @@ pub(super) fn open(path: &Path) -> Result<OpenedDatabase, StoreError> {
         );
     }
     if origin == FileOrigin::Other {
-        generation::begin(&mut connection, generation::known(path))
+        generation::begin(&mut connection, generation::known(path)?)
             .map_err(|fault| named(fault.during("beginning a generation"), path))?;
     }
     // Before the stamp: until the stamp is saved, another opening begins a generation again.

@@ -89,7 +89,7 @@ impl Snapshot {
         match origin {
             CopyOrigin::Stopped => {}
             CopyOrigin::Running | CopyOrigin::Backup => {
-                generation::begin(&mut connection, generation::known(from)).map_err(during)?;
+                generation::begin(&mut connection, generation::known(from)?).map_err(during)?;
             }
         }
         let replaced_texts = replace_nul_bytes(&mut connection).map_err(during)?;
