@@ -227,7 +227,7 @@ fn arb_garbage() -> impl Strategy<Value = Input> {
         (arb_process(), arb_health())
             .prop_map(|(process, health)| Input::Notice(ProcNotice::Health { process, health })),
         (arb_process(), arb_past()).prop_map(|(process, past)| overused(process, past)),
-        (arb_process()).prop_map(|process| Input::Notice(ProcNotice::Succeeded {
+        (arb_process()).prop_map(|process| Input::Notice(ProcNotice::Replaced {
             old: Process { pid: 99, ..process },
             process
         })),

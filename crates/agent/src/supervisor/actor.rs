@@ -251,15 +251,14 @@ impl Actor {
             sample.usage = usage;
         }
         if let Some(successor) = self.successor_of(process) {
-            self.answers
-                .push_back(Input::Notice(ProcNotice::Succeeded { old: *process, process: successor }));
+            self.answers.push_back(Input::Notice(ProcNotice::Replaced { old: *process, process: successor }));
         }
     }
 
     /// An order may arrive before the next sample would show that the program has replaced itself.
     fn succession_before(&mut self, input: &Input) -> Option<Input> {
         let old = self.machine.process().filter(|_| matches!(input, Input::Order(_)))?;
-        self.successor_of(&old).map(|process| Input::Notice(ProcNotice::Succeeded { old, process }))
+        self.successor_of(&old).map(|process| Input::Notice(ProcNotice::Replaced { old, process }))
     }
 
     /// A program that replaces itself writes its new pid to its pid file. A recovered process may be only the

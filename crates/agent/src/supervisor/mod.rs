@@ -265,7 +265,7 @@ impl SupervisorWork {
                 biased;
                 Some(ended) = self.running.join_next(), if !self.running.is_empty() => {
                     match ended {
-                        Ok((key, orders)) => self.succeed(&key, orders).await,
+                        Ok((key, orders)) => self.actor_ended(&key, orders).await,
                         Err(error) => return self.end_after(error).await,
                     }
                 }
@@ -302,7 +302,7 @@ impl SupervisorWork {
 
     /// An actor has ended because nothing was left to supervise. If there are late orders, a new actor gets
     /// them.
-    async fn succeed(&mut self, key: &Arc<ProcKey>, mut orders: Vec<Order>) {
+    async fn actor_ended(&mut self, key: &Arc<ProcKey>, mut orders: Vec<Order>) {
         self.actors.remove(key);
         let late = self.late.extract_if(.., |(late, _)| *late == **key);
         orders.extend(late.map(|(_, order)| order));

@@ -175,7 +175,7 @@ pub enum ProcNotice {
     Sampled { process: Process, usage: Usage },
     /// The pid file names another process of this proc now: the program has replaced itself, and the old
     /// process may run beside it for a while.
-    Succeeded { old: Process, process: Process },
+    Replaced { old: Process, process: Process },
     /// The process was started without an order.
     Appeared { process: Process },
     /// A pool of the namespace is overused, and this process is to be ended for it.

@@ -166,9 +166,9 @@ fn a_successor_is_supervised_and_the_exit_of_the_old_process_is_not_a_death() {
     world.come_again();
     let new = Process { pid: old.pid + 1, found: Found::PidFile, ..old };
     let took_over = Event::TookOver { pid: new.pid, from: Some(old.pid) };
-    world.feed(Input::Notice(ProcNotice::Succeeded { old: new, process: old }));
+    world.feed(Input::Notice(ProcNotice::Replaced { old: new, process: old }));
     assert_eq!(world.machine.process(), Some(old), "an answer about another");
-    world.feed(Input::Notice(ProcNotice::Succeeded { old, process: new }));
+    world.feed(Input::Notice(ProcNotice::Replaced { old, process: new }));
     assert_eq!(world.machine.process(), Some(new));
     assert!(world.events.contains(&took_over), "{:?}", world.events);
     world.feed(Input::Notice(ProcNotice::Exited { process: old, exit: Exit::Code(0) }));
@@ -222,7 +222,7 @@ fn an_earlier_generation_is_noted_and_ended_with_the_process() {
         let old = world.machine.process().expect("it runs");
         world.come_again();
         let new = world.youngest();
-        world.feed(Input::Notice(ProcNotice::Succeeded { old, process: new }));
+        world.feed(Input::Notice(ProcNotice::Replaced { old, process: new }));
         assert_eq!(world.note(), format!("pid {}, whose place it took, is still running", old.pid), "{row}");
         world.crash();
         assert!(world.note().contains("is still running"), "{row}: {}", world.note());
@@ -236,7 +236,7 @@ fn an_earlier_generation_is_noted_and_ended_with_the_process() {
     let old = world.machine.process().expect("it runs");
     world.come_again();
     let new = world.youngest();
-    world.feed(Input::Notice(ProcNotice::Succeeded { old, process: new }));
+    world.feed(Input::Notice(ProcNotice::Replaced { old, process: new }));
     world.feed(Input::Notice(ProcNotice::Exited { process: old, exit: Exit::Code(0) }));
     assert_eq!(world.note(), "");
 }

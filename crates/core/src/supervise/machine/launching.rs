@@ -308,7 +308,7 @@ impl Machine {
                     self.hosting = Hosting::Hosted;
                 }
                 out.writes.push(Write::Event(Event::Started { pid: process.pid }));
-                self.succeed(op, out);
+                self.answer_success(op, out);
             }
             Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartSucceeded { pid: process.pid }));

@@ -195,7 +195,7 @@ impl Machine {
             }
             Purpose::Op { op, .. } => {
                 self.tidy(&spec, out);
-                self.succeed(op, out);
+                self.answer_success(op, out);
                 match command {
                     // The op is answered as soon as the process is gone; the next order waits for the
                     // command.

@@ -290,8 +290,8 @@ impl Machine {
                 self.overlap_planned(now, next, &mut out);
                 State::Up(up)
             }
-            (State::Up(up), Input::Notice(ProcNotice::Succeeded { old, process })) if up.is(&old) => {
-                self.succeeded(up, process, &mut out)
+            (State::Up(up), Input::Notice(ProcNotice::Replaced { old, process })) if up.is(&old) => {
+                self.replaced(up, process, &mut out)
             }
             (State::Down(rest), Input::Notice(ProcNotice::Appeared { process })) => {
                 self.appeared(now, rest, process, &mut out)
@@ -405,7 +405,7 @@ impl Machine {
     }
 
     /// Answers an op that has succeeded, with the note if there is one.
-    fn succeed(&mut self, op: OpId, out: &mut Step) {
+    fn answer_success(&mut self, op: OpId, out: &mut Step) {
         let success_note = self.rare.success_note.take();
         let message =
             success_note.map_or_else(|| messages::SUCCESS.to_owned(), |note| messages::success_but(&note));

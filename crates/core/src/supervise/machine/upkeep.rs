@@ -70,7 +70,7 @@ impl Machine {
 
     /// The program has replaced itself. The old process is no longer the supervised one, and its exit is not
     /// a death.
-    pub(super) fn succeeded(&mut self, old: Process, process: Process, out: &mut Step) -> State {
+    pub(super) fn replaced(&mut self, old: Process, process: Process, out: &mut Step) -> State {
         let resident = self.spec.as_ref().is_some_and(|spec| spec.policy.kind == Kind::Resident);
         if !resident || old.is(&process) {
             return State::Up(old);
