@@ -250,7 +250,7 @@ async fn run_housekeeping(
             }
             _ = trim.tick() => {
                 context.read_oom_kills();
-                context.trim_groups();
+                context.trim_cgroups();
             }
             _ = prune.tick() => journal.prune().await,
         }

@@ -51,7 +51,7 @@ const TRIES: usize = 3;
 
 /// The groups of all procs.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(super) struct Cgroups {
     /// Parent of new groups. `None`: groups are not available.
     root: Option<Arc<Path>>,
     /// An open file that shows other agents that the folder is in use.
@@ -64,9 +64,13 @@ pub(super) struct Groups {
     outlived: Mutex<HashSet<PathBuf>>,
 }
 
-impl Groups {
+impl Cgroups {
     /// `folder` is the agent's output folder, which stores the paths of its groups.
-    pub(super) fn open(containment: Containment, folder: &Path, instance: &str) -> Result<Groups, ExecError> {
+    pub(super) fn open(
+        containment: Containment,
+        folder: &Path,
+        instance: &str,
+    ) -> Result<Cgroups, ExecError> {
         let root: Option<Arc<Path>> = match containment {
             Containment::Tree => None,
             Containment::Auto | Containment::Cgroup => match find_root(instance) {
@@ -104,7 +108,7 @@ impl Groups {
             tracing::warn!(file = %file.display(), %error, "cannot write the path of the cgroups to the data folder; after a restart the agent may not find them");
         }
         let in_use = root.as_ref().and_then(|root| locked(root, FlockOperation::NonBlockingLockShared));
-        Ok(Groups {
+        Ok(Cgroups {
             root,
             _in_use: in_use,
             orphaned: Mutex::new(orphaned),
@@ -125,19 +129,19 @@ impl Groups {
     }
 
     /// The groups of a proc. `name` is its own among all procs and fit for a file.
-    pub(super) fn of(&self, name: Arc<str>) -> ProcGroups {
-        let mut groups = ProcGroups { root: self.root.clone(), name, runs: Vec::new() };
+    pub(super) fn of(&self, name: Arc<str>) -> ProcCgroups {
+        let mut groups = ProcCgroups { root: self.root.clone(), name, runs: Vec::new() };
         self.hand_over(&mut groups);
         groups
     }
 
     /// Moves the groups of this proc that no executor holds to `groups`.
-    pub(super) fn hand_over(&self, groups: &mut ProcGroups) {
+    pub(super) fn hand_over(&self, groups: &mut ProcCgroups) {
         groups.runs.extend(self.orphaned().remove(&*groups.name).into_iter().flatten().map(Arc::from));
     }
 
     /// Takes over the groups of a proc whose executor was dropped.
-    pub(super) fn give_back(&self, groups: &mut ProcGroups) {
+    pub(super) fn give_back(&self, groups: &mut ProcCgroups) {
         groups.remove_empty();
         if !groups.runs.is_empty() {
             let runs = std::mem::take(&mut groups.runs).into_iter().map(|run| run.to_path_buf());
@@ -177,7 +181,7 @@ impl Groups {
 
     /// The last group of a proc is gone. Its folder is removed later, unless the proc is started again until
     /// then.
-    pub(super) fn mark_idle(&self, groups: &ProcGroups) {
+    pub(super) fn mark_idle(&self, groups: &ProcCgroups) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(groups.home());
     }
 
@@ -190,7 +194,7 @@ impl Groups {
     }
 }
 
-impl Drop for Groups {
+impl Drop for Cgroups {
     /// Ends no process: a group that is in use stays.
     fn drop(&mut self) {
         self.trim();
@@ -202,7 +206,7 @@ impl Drop for Groups {
 
 /// The groups of one proc.
 #[derive(Debug)]
-pub(super) struct ProcGroups {
+pub(super) struct ProcCgroups {
     name: Arc<str>,
     /// The parent of all procs' folders. `None`: groups are not available.
     root: Option<Arc<Path>>,
@@ -210,7 +214,7 @@ pub(super) struct ProcGroups {
     runs: Vec<Arc<Path>>,
 }
 
-impl ProcGroups {
+impl ProcCgroups {
     /// The proc's folder, the parent of its groups. Not stored: it would take memory for every proc.
     fn home(&self) -> Option<PathBuf> {
         self.root.as_ref().map(|root| root.join(&*self.name))
@@ -262,7 +266,7 @@ impl ProcGroups {
     }
 
     /// Whether groups are available.
-    pub(super) fn are_made(&self) -> bool {
+    pub(super) fn are_available(&self) -> bool {
         self.root.is_some()
     }
 
@@ -643,7 +647,7 @@ mod tests {
     fn a_group_that_cannot_be_read_is_neither_empty_nor_left() {
         let group = tempfile::tempdir().expect("a temp dir");
         let run: Arc<Path> = Arc::from(group.path());
-        let mut web = ProcGroups { root: None, name: Arc::from("web+x"), runs: vec![run] };
+        let mut web = ProcCgroups { root: None, name: Arc::from("web+x"), runs: vec![run] };
         fs::create_dir_all(group.path().join("cgroup.procs/in-use")).expect("our folder");
         fs::write(group.path().join("cgroup.procs/in-use/file"), "").expect("our folder");
         assert!(web.pids().is_err());
@@ -697,7 +701,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temp dir");
         let roots = folder.path().join(ROOTS_FILE);
         fs::write(&roots, format!("{}\n/no/such/group\n", root.display())).expect("our folder");
-        let groups = Groups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
+        let groups = Cgroups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
         assert_eq!(groups.orphaned_pids(), HashSet::from([process.id()]));
         assert_eq!(fs::read_to_string(&roots).expect("it stays known"), format!("{}\n", root.display()));
         let mut web = groups.of(Arc::from("web+x"));
@@ -708,7 +712,7 @@ mod tests {
         assert_eq!(web.left(|_| false), Vec::<Arc<Path>>::new());
         assert!(!run.exists());
         drop(groups);
-        Groups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
+        Cgroups::open(Containment::Tree, folder.path(), "now").expect("no group is needed");
         assert!(!root.exists());
         assert_eq!(fs::read_to_string(&roots).expect("the file"), "");
     }

@@ -1,6 +1,6 @@
 //! State that all executors on this host share.
 
-use crate::exec::cgroup::{Containment, Groups};
+use crate::exec::cgroup::{Cgroups, Containment};
 use crate::exec::error::{ExecError, NotStarted};
 use crate::exec::output::proc_log::ProcLogs;
 use crate::exec::output::rotate::Rotation;
@@ -51,7 +51,7 @@ pub struct ExecContext {
     pub(super) stray_watch: StrayWatch,
     /// The host owner's policy.
     allow: Allow,
-    pub(super) groups: Groups,
+    pub(super) groups: Cgroups,
     pub(super) exits: Arc<Exits>,
     presence: AgentPresence,
     /// The shells of the probes that are running; each leads a session.
@@ -81,7 +81,7 @@ impl ExecContext {
         oom::listen();
         // Before the first scan: two agents that start together must see one another.
         let presence = AgentPresence::announce(&instance);
-        let groups = Groups::open(containment, &output_folder, &instance)?;
+        let groups = Cgroups::open(containment, &output_folder, &instance)?;
         // Processes in a cgroup are found there.
         let grouped = groups.orphaned_pids();
         let ours = format!("{instance}/").into_bytes();
@@ -217,7 +217,7 @@ impl ExecContext {
     }
 
     /// Removes empty cgroups without an executor. Call it periodically.
-    pub fn trim_groups(&self) {
+    pub fn trim_cgroups(&self) {
         self.groups.trim();
     }
 

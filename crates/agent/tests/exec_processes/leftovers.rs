@@ -298,12 +298,12 @@ async fn groups_do_not_pile_up() {
         procfleet_core::ProcKey { namespace: "exec-test".to_owned(), name: "another".to_owned() },
         procfleet_agent::inbox::inbox(1).0,
     );
-    proc.context.trim_groups();
+    proc.context.trim_cgroups();
     assert_eq!(groups_in(&home(&proc)), 1, "it is in use");
     kill(process.pid);
     until_gone(process.pid).await;
     until("its group is removed", || {
-        proc.context.trim_groups();
+        proc.context.trim_cgroups();
         (groups_in(&place) == 0).then_some(())
     })
     .await;

@@ -19,7 +19,7 @@ mod sweep;
 mod vet;
 mod watch;
 
-use crate::exec::cgroup::ProcGroups;
+use crate::exec::cgroup::ProcCgroups;
 use crate::exec::context::ExecContext;
 use crate::exec::measure::inspect::CpuSample;
 use crate::exec::output::command_output::Outputs;
@@ -50,7 +50,7 @@ pub struct ProcExecutor {
     mark: ProcMark,
     inputs: Inputs,
     outputs: Outputs,
-    groups: ProcGroups,
+    groups: ProcCgroups,
     proc_log: Arc<ProcLog>,
     /// The oldest first.
     runs: Vec<(RunId, Box<Run>)>,

@@ -51,7 +51,7 @@ impl LedSessions {
 impl ProcExecutor {
     /// Where the members of the sessions of this proc are noted. `None`: its processes are in cgroups.
     pub(super) fn led_sessions(&mut self) -> Option<Arc<LedSessions>> {
-        (!self.groups.are_made()).then(|| self.sessions.get_or_insert_default().clone())
+        (!self.groups.are_available()).then(|| self.sessions.get_or_insert_default().clone())
     }
 
     /// Notes the members of the session of a process that is about to be signalled.

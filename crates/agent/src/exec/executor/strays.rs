@@ -12,7 +12,7 @@ use std::collections::HashSet;
 impl ProcExecutor {
     /// Notes descendants of the proc that are in none of its cgroups.
     pub(super) fn note_strays(&mut self) {
-        if self.groups.are_made() && !self.groups.is_empty() {
+        if self.groups.are_available() && !self.groups.is_empty() {
             note(self.strays.get_or_insert_default(), &self.groups.all());
         }
     }

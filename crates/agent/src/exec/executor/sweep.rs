@@ -156,6 +156,6 @@ impl ProcExecutor {
 
     /// Whether all that was ever started for this proc is in a cgroup, as far as it was left there.
     pub(super) fn are_all_in_groups(&self) -> bool {
-        self.groups.are_made() && !self.context.has_inherited(&self.mark)
+        self.groups.are_available() && !self.context.has_inherited(&self.mark)
     }
 }
