@@ -35,7 +35,7 @@ pub(super) enum Purpose {
     Upkeep { last: String },
     /// The process exceeds its own limits or those of its namespace, or is unhealthy, and is ended for it.
     /// `op`: the order that was under way, and that is answered when the process is gone.
-    Limit { down_cause: DownCause, op: Option<(OpId, OpKind)> },
+    Enforce { down_cause: DownCause, op: Option<(OpId, OpKind)> },
     /// The next run of a periodic process: when it is due, and its beginning.
     ScheduledRun,
     /// The agent has just started.
@@ -306,7 +306,7 @@ impl Purpose {
     pub(super) fn op(&self) -> Option<(OpId, OpKind)> {
         match self {
             Purpose::Op { op, kind, .. } => Some((*op, *kind)),
-            Purpose::Limit { op, .. } => *op,
+            Purpose::Enforce { op, .. } => *op,
             Purpose::Upkeep { .. } | Purpose::ScheduledRun | Purpose::Recover { .. } | Purpose::Aftermath => {
                 None
             }
@@ -325,7 +325,7 @@ impl Job {
                 Activity::Starting
             }
             Purpose::Op { kind: OpKind::Stop | OpKind::Kill, .. } | Purpose::Aftermath => Activity::Stopping,
-            Purpose::Op { kind: OpKind::Restart, .. } | Purpose::Upkeep { .. } | Purpose::Limit { .. } => {
+            Purpose::Op { kind: OpKind::Restart, .. } | Purpose::Upkeep { .. } | Purpose::Enforce { .. } => {
                 Activity::Restarting
             }
             Purpose::Op { kind: OpKind::Reload, .. } => Activity::Reloading,
@@ -350,7 +350,7 @@ impl Job {
         match &self.purpose {
             Purpose::Op { kind: OpKind::Start | OpKind::Host | OpKind::Restart, .. }
             | Purpose::Upkeep { .. }
-            | Purpose::Limit { .. } => ends,
+            | Purpose::Enforce { .. } => ends,
             // A plan is answered at once.
             Purpose::ScheduledRun => ends && !matches!(self.stage, Stage::Planning { .. }),
             Purpose::Op { kind: OpKind::Stop | OpKind::Reload, .. } => {

@@ -38,7 +38,7 @@ impl Machine {
             }
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
-            | Purpose::Limit { .. }
+            | Purpose::Enforce { .. }
             | Purpose::ScheduledRun
             | Purpose::Recover { .. }
             | Purpose::Aftermath => self.clear_by_force(now, purpose, spec, run, out),

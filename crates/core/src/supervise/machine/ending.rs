@@ -1,6 +1,6 @@
 //! From the command or signal of a stop, kill or restart until the process is gone.
 
-use super::{Leftover, Machine, State, busy, op_kind};
+use super::{Machine, OvertakenRun, State, busy, op_kind};
 use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::op::OpKind;
@@ -22,7 +22,7 @@ fn end_command<'a>(purpose: &Purpose, spec: &'a Spec) -> (&'static str, &'a str)
         Purpose::Op { kind: OpKind::Kill, .. } => ("kill_cmd", &spec.control.kill_cmd),
         Purpose::Op { .. }
         | Purpose::Upkeep { .. }
-        | Purpose::Limit { .. }
+        | Purpose::Enforce { .. }
         | Purpose::ScheduledRun
         | Purpose::Recover { .. }
         | Purpose::Aftermath => ("stop_cmd", &spec.control.stop_cmd),
@@ -56,7 +56,7 @@ pub(super) fn vanishes_within(purpose: &Purpose, spec: &Spec) -> Duration {
 /// the kill.
 fn escalates(purpose: &Purpose, spec: &Spec) -> bool {
     match purpose {
-        Purpose::Limit { .. } => true,
+        Purpose::Enforce { .. } => true,
         Purpose::Op { .. } if may_miss(purpose, spec) => true,
         Purpose::Op { kind: OpKind::Kill, .. } => false,
         Purpose::Op { .. }
@@ -75,7 +75,7 @@ impl Machine {
         purpose: Purpose,
         spec: Arc<Spec>,
         process: Process,
-        launch: Leftover,
+        launch: OvertakenRun,
         out: &mut Step,
     ) -> State {
         let kill = matches!(purpose, Purpose::Op { kind: OpKind::Kill, .. });
@@ -123,7 +123,7 @@ impl Machine {
                 match end {
                     // The process gets the stop signal instead.
                     CommandEnd::NotStarted { .. }
-                        if !ending.gone && matches!(purpose, Purpose::Limit { .. }) =>
+                        if !ending.gone && matches!(purpose, Purpose::Enforce { .. }) =>
                     {
                         let (process, detached) = (ending.process, spec.policy.detached);
                         let signal = spec.control.stop_signal.0.into();
@@ -239,7 +239,7 @@ impl Machine {
                 self.tidy(&spec, out);
                 State::Down(Rest::Idle)
             }
-            Purpose::Limit { down_cause, op } => {
+            Purpose::Enforce { down_cause, op } => {
                 // The start command may still run beside the process.
                 out.effects.extend(ending.launch.map(Effect::EndRun));
                 self.limited(now, down_cause, op, out)

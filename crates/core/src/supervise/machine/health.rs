@@ -58,7 +58,8 @@ impl Machine {
             OnUnhealthy::Tell => {}
             OnUnhealthy::Restart => {
                 self.rare.fault = Some(messages::was_unhealthy(&reason));
-                self.state = self.end(now, Purpose::Limit { down_cause, op: None }, spec, process, None, out);
+                self.state =
+                    self.end(now, Purpose::Enforce { down_cause, op: None }, spec, process, None, out);
             }
         }
     }

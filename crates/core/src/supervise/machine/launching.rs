@@ -37,7 +37,7 @@ impl Machine {
             }
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
-            | Purpose::Limit { .. }
+            | Purpose::Enforce { .. }
             | Purpose::ScheduledRun
             | Purpose::Recover { .. }
             | Purpose::Aftermath => ("start_cmd", spec.control.start_cmd.clone()),
@@ -310,7 +310,10 @@ impl Machine {
                 out.writes.push(Write::Event(Event::Started { pid: process.pid }));
                 self.answer_success(op, out);
             }
-            Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
+            Purpose::Upkeep { .. }
+            | Purpose::Enforce { .. }
+            | Purpose::Recover { .. }
+            | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartSucceeded { pid: process.pid }));
             }
             Purpose::ScheduledRun => {}
@@ -387,7 +390,7 @@ impl Machine {
         let kind = match &purpose {
             Purpose::Op { kind, .. } => *kind,
             Purpose::Upkeep { .. }
-            | Purpose::Limit { .. }
+            | Purpose::Enforce { .. }
             | Purpose::ScheduledRun
             | Purpose::Recover { .. }
             | Purpose::Aftermath => OpKind::Start,
@@ -444,7 +447,10 @@ impl Machine {
         };
         match purpose {
             Purpose::Op { op, .. } => self.answer(op, code, message.clone(), out),
-            Purpose::Upkeep { .. } | Purpose::Limit { .. } | Purpose::Recover { .. } | Purpose::Aftermath => {
+            Purpose::Upkeep { .. }
+            | Purpose::Enforce { .. }
+            | Purpose::Recover { .. }
+            | Purpose::Aftermath => {
                 out.writes.push(Write::Event(Event::RestartFailed { reason: message.clone() }));
             }
             Purpose::ScheduledRun => {

@@ -215,7 +215,7 @@ impl Machine {
                 }
             }
             Purpose::Aftermath => State::Down(Rest::Idle),
-            Purpose::Limit { down_cause, op } => self.limited(now, down_cause, op, out),
+            Purpose::Enforce { down_cause, op } => self.limited(now, down_cause, op, out),
             Purpose::Upkeep { .. } | Purpose::ScheduledRun | Purpose::Recover { .. } => {
                 self.rest(now, DownCause::Died, "it was ended", out)
             }

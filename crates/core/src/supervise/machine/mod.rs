@@ -79,8 +79,8 @@ enum State {
     Busy(Box<Job>),
 }
 
-/// Whether a run that must end together with the process is still to be ended.
-type Leftover = Option<RunId>;
+/// The run of a superseded launch, which must end with the process.
+type OvertakenRun = Option<RunId>;
 
 impl Machine {
     /// A proc that this agent has never seen.
@@ -360,7 +360,7 @@ impl Machine {
         scope: LookScope,
         purpose: Purpose,
         spec: Arc<Spec>,
-        launch: Leftover,
+        launch: OvertakenRun,
         out: &mut Step,
     ) -> State {
         let look = self.look(scope, &spec, out);
@@ -506,7 +506,7 @@ impl Machine {
                 (
                     Purpose::Op { .. }
                     | Purpose::Upkeep { .. }
-                    | Purpose::Limit { .. }
+                    | Purpose::Enforce { .. }
                     | Purpose::ScheduledRun
                     | Purpose::Recover { .. }
                     | Purpose::Aftermath,

@@ -2,7 +2,7 @@
 
 use super::schedule::Since;
 use super::upkeep::RestartPlan;
-use super::{Leftover, Machine, State, busy, unreachable_kind};
+use super::{Machine, OvertakenRun, State, busy, unreachable_kind};
 use crate::boot_time::BootTime;
 use crate::code::Code;
 use crate::id::OpId;
@@ -78,7 +78,7 @@ impl Machine {
         purpose: Purpose,
         spec: Arc<Spec>,
         process: Process,
-        launch: Leftover,
+        launch: OvertakenRun,
         out: &mut Step,
     ) -> State {
         let cut_off = matches!(purpose, Purpose::Recover { .. }) && spec.policy.kind == Kind::Resident;
@@ -141,7 +141,7 @@ impl Machine {
             Purpose::Aftermath if spec.policy.kind == Kind::Once => {
                 State::Up(Process { found: Found::Foreground, ..process })
             }
-            Purpose::Limit { .. } | Purpose::ScheduledRun | Purpose::Aftermath => State::Up(process),
+            Purpose::Enforce { .. } | Purpose::ScheduledRun | Purpose::Aftermath => State::Up(process),
             Purpose::Recover { interrupted } if process.found == Found::Shell => {
                 self.report_death(None, &interrupted, out);
                 self.interrupted(interrupted, Left::Command(process.pid), out);
@@ -168,7 +168,7 @@ impl Machine {
         purpose: Purpose,
         spec: Arc<Spec>,
         absence: Absence,
-        launch: Leftover,
+        launch: OvertakenRun,
         out: &mut Step,
     ) -> State {
         match purpose {
@@ -243,7 +243,7 @@ impl Machine {
                 state
             }
             Purpose::ScheduledRun => self.schedule(now, Since::Run, out),
-            Purpose::Limit { down_cause, op } => self.limited(now, down_cause, op, out),
+            Purpose::Enforce { down_cause, op } => self.limited(now, down_cause, op, out),
             Purpose::Aftermath => State::Down(Rest::Idle),
             Purpose::Recover { interrupted } => {
                 self.report_death(None, &interrupted, out);

@@ -219,7 +219,7 @@ impl Machine {
             Purpose::Op { kind: OpKind::Stop, before, .. } => before.hosting,
             Purpose::Op { .. }
             | Purpose::Upkeep { .. }
-            | Purpose::Limit { .. }
+            | Purpose::Enforce { .. }
             | Purpose::ScheduledRun
             | Purpose::Recover { .. }
             | Purpose::Aftermath => self.hosting,

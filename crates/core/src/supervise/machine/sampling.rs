@@ -144,7 +144,7 @@ impl Machine {
             State::Busy(job) => interrupt(*job, out),
             State::Up(_) | State::Down(_) => (None, None),
         };
-        self.end(now, Purpose::Limit { down_cause: down_cause(past), op }, spec, process, launch, out)
+        self.end(now, Purpose::Enforce { down_cause: down_cause(past), op }, spec, process, launch, out)
     }
 
     /// A process that exceeded its limits or was unhealthy is gone. The restart policy starts it again, if it
