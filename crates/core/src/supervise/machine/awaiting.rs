@@ -140,7 +140,7 @@ impl Machine {
         }
         let until = now + spec.policy.stop_check;
         let remains = Remains { command: None, until, note: String::new() };
-        self.leave_nothing(now, purpose, spec, remains, out)
+        self.end_descendants(now, purpose, spec, remains, out)
     }
 
     /// The process is there.

@@ -104,7 +104,7 @@ impl Machine {
                     Sighting::Absent(_) => {
                         let until = now + spec.policy.stop_check;
                         let remains = Remains { command: None, until, note: String::new() };
-                        return self.leave_nothing(now, purpose, spec, remains, out);
+                        return self.end_descendants(now, purpose, spec, remains, out);
                     }
                     Sighting::Running(process) => {
                         let process = process.child_as_foreground();

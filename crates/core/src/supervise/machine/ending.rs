@@ -102,7 +102,7 @@ impl Machine {
         )
     }
 
-    /// An input while the process is being ended. [`Machine::leave`] follows when the process is gone.
+    /// An input while the process is being ended. [`Machine::process_gone`] follows when the process is gone.
     pub(super) fn ending(
         &mut self,
         now: BootTime,
@@ -160,7 +160,7 @@ impl Machine {
                     && ending.gone
                     && ending.launch.is_none()
                 {
-                    return self.leave(now, purpose, spec, ending, out);
+                    return self.process_gone(now, purpose, spec, ending, out);
                 }
             }
             EndPhase::Vanish { .. } | EndPhase::Killed { .. } if ending.gone => {
@@ -232,7 +232,7 @@ impl Machine {
             {
                 self.clear_by_force(now, purpose, spec, run, out)
             }
-            Purpose::Op { .. } => self.leave(now, purpose, spec, ending, out),
+            Purpose::Op { .. } => self.process_gone(now, purpose, spec, ending, out),
             Purpose::Aftermath => {
                 // The command may have left something itself.
                 self.may_have_leftovers = true;

@@ -40,7 +40,7 @@ pub(super) struct Remains {
 
 impl Machine {
     /// The process is gone.
-    pub(super) fn leave(
+    pub(super) fn process_gone(
         &mut self,
         now: BootTime,
         purpose: Purpose,
@@ -54,11 +54,11 @@ impl Machine {
             EndPhase::Command(command) => (Some((command, process)), now + spec.policy.stop_check),
             EndPhase::Vanish { until } | EndPhase::Killed { until } => (None, until),
         };
-        self.leave_nothing(now, purpose, spec, Remains { command, until, note }, out)
+        self.end_descendants(now, purpose, spec, Remains { command, until, note }, out)
     }
 
     /// Descendants may take this long to exit.
-    pub(super) fn leave_nothing(
+    pub(super) fn end_descendants(
         &mut self,
         now: BootTime,
         purpose: Purpose,
@@ -68,7 +68,7 @@ impl Machine {
     ) -> State {
         let Remains { command, until, note } = remains;
         if !ends_whole(&spec) {
-            return self.left(now, purpose, spec, command, out);
+            return self.descendants_gone(now, purpose, spec, command, out);
         }
         let looking = Some(self.look(LookScope::Leftovers, &spec, out));
         let leaving = Leaving {
@@ -97,12 +97,12 @@ impl Machine {
             (Input::Answer(EffectAnswer::Sighted { look, sighting }), _) if leaving.looking == Some(look) => {
                 match sighting {
                     Sighting::Absent(_) => {
-                        return self.left(now, purpose, spec, leaving.command, out);
+                        return self.descendants_gone(now, purpose, spec, leaving.command, out);
                     }
                     Sighting::Running(process) => {
                         if let Measure::Killed { until } = leaving.measure {
                             if now >= until {
-                                return self.not_left(now, purpose, spec, process, leaving, out);
+                                return self.descendant_not_killed(now, purpose, spec, process, leaving, out);
                             }
                             // A process that forks may have escaped the last sweep.
                             out.effects.push(Effect::Sweep(Signal::Kill));
@@ -175,7 +175,7 @@ impl Machine {
     }
 
     /// No descendant is left, or the rest may stay.
-    fn left(
+    fn descendants_gone(
         &mut self,
         now: BootTime,
         purpose: Purpose,
@@ -223,7 +223,7 @@ impl Machine {
     }
 
     /// A descendant could not be killed.
-    fn not_left(
+    fn descendant_not_killed(
         &mut self,
         now: BootTime,
         purpose: Purpose,
