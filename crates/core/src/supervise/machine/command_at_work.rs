@@ -61,7 +61,7 @@ impl Machine {
     }
 
     /// Takes notice of the end of the command, and of the process.
-    pub(super) fn hear_of_command(&mut self, now: BootTime, input: &Input) {
+    pub(super) fn observe_command(&mut self, now: BootTime, input: &Input) {
         let present = self.process();
         let Some(command) = &mut self.rare.command_at_work else { return };
         let is_over = match input {
@@ -84,7 +84,7 @@ impl Machine {
     }
 
     /// Reports the failure when it is due. A command that the agent ends itself has not failed.
-    pub(super) fn tell_of_command(&mut self, now: BootTime, out: &mut Step) {
+    pub(super) fn report_command_failure(&mut self, now: BootTime, out: &mut Step) {
         let Some(command) = &self.rare.command_at_work else { return };
         let is_ended = out.effects.iter().any(|effect| self.may_end_command(effect));
         let is_due = is_ended || command.wakes_at().is_some_and(|at| now >= at);

@@ -254,7 +254,7 @@ impl Machine {
         if let Input::Notice(ProcNotice::Exited { process, .. }) = &input {
             self.rare.older.retain(|older| !older.is(process));
         }
-        self.hear_of_command(now, &input);
+        self.observe_command(now, &input);
         let state = self.take();
         let input = self.run_ended(&state, input, &mut out);
         self.state = match (state, input) {
@@ -311,7 +311,7 @@ impl Machine {
         self.proceed(now, &mut out);
         self.react_to_unhealthy(now, &mut out);
         self.watch_run(now, &mut out);
-        self.tell_of_command(now, &mut out);
+        self.report_command_failure(now, &mut out);
         if let State::Up(_) = self.state {
             self.rare.dead = None;
         }
