@@ -3,7 +3,7 @@
 
 use crate::AgentError;
 use crate::config::{AgentFolder, AgentSettings, ServerAddress, read_policy};
-use crate::exec::{Containment, Rotation, allow_many_files};
+use crate::exec::{Containment, Rotation, raise_nofile_limit};
 use crate::lifecycle::reexec::{reexec, reexec_with_env};
 use crate::lifecycle::signals::ignore_reopen_signal;
 use crate::lifecycle::upgrade;
@@ -211,7 +211,7 @@ pub fn main(args: Args) -> ExitCode {
         rotation,
         program: program.clone(),
     };
-    allow_many_files();
+    raise_nofile_limit();
     configure_allocator();
     // Orphans belong to the main thread; children of another thread are in another list
     // (`exec/watch/children.rs`).

@@ -58,6 +58,6 @@ pub use output::rotate::Rotation;
 pub use probe::{Probed, Prober, end_old_probes};
 pub use procfs::start_ticks;
 pub use read_log::{LogExcerpt, LogQuestion};
-pub(crate) use spawn::fork::allow_files_as_given;
-pub use spawn::fork::allow_many_files;
+pub use spawn::fork::raise_nofile_limit;
+pub(crate) use spawn::fork::restore_nofile_limit;
 pub use user::{NotOpened, open_as};

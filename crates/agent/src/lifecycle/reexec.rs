@@ -5,7 +5,7 @@
 //! values.
 
 use super::signals;
-use crate::exec::allow_files_as_given;
+use crate::exec::restore_nofile_limit;
 use procfleet_program::signals::unblock_signals;
 use std::ffi::OsString;
 use std::io;
@@ -16,7 +16,7 @@ use std::path::Path;
 /// if both fail.
 #[expect(clippy::disallowed_methods, reason = "this makes no process: it is what the agent becomes")]
 pub(crate) fn reexec(program: &Path, arguments: &[OsString]) -> io::Error {
-    allow_files_as_given();
+    restore_nofile_limit();
     signals::ignore_hangup();
     // An earlier version would never unblock inherited signals.
     unblock_signals();

@@ -225,7 +225,7 @@ async fn a_command_begins_with_no_signal_blocked_or_ignored() {
 async fn a_command_may_open_as_many_files_as_the_agent_was_allowed() {
     use rustix::process::{Resource, getrlimit};
     let given = getrlimit(Resource::Nofile);
-    procfleet_agent::exec::allow_many_files();
+    procfleet_agent::exec::raise_nofile_limit();
     assert_eq!(getrlimit(Resource::Nofile).current, given.maximum);
     let (_, output) = Proc::new("files").output_of("ulimit -n").await;
     let given = given.current.map_or("unlimited".to_owned(), |files| files.to_string());

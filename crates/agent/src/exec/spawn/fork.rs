@@ -85,7 +85,7 @@ const GUARD: usize = 64 << 10;
 
 /// Raises RLIMIT_NOFILE to its hard limit: each supervised process takes one or two descriptors. Child
 /// processes get the original limit.
-pub fn allow_many_files() {
+pub fn raise_nofile_limit() {
     let given = getrlimit(Resource::Nofile);
     if FILES_GIVEN.set(given).is_ok() && given.current != given.maximum {
         let all = Rlimit { current: given.maximum, maximum: given.maximum };
@@ -97,7 +97,7 @@ pub fn allow_many_files() {
 
 /// Restores the original RLIMIT_NOFILE before a re-exec, so that the next agent sees the limit that it was
 /// given.
-pub(crate) fn allow_files_as_given() {
+pub(crate) fn restore_nofile_limit() {
     if let Some(given) = FILES_GIVEN.get()
         && let Err(error) = setrlimit(Resource::Nofile, *given)
     {
@@ -107,7 +107,7 @@ pub(crate) fn allow_files_as_given() {
 
 /// Whether the agent has a negative `oom_score_adj`. Children do not inherit that protection. A positive
 /// value is meant for the children too.
-fn is_spared() -> bool {
+fn is_oom_protected() -> bool {
     static SPARED: OnceLock<bool> = OnceLock::new();
     *SPARED.get_or_init(|| {
         fs::read_to_string("/proc/self/oom_score_adj")
@@ -405,7 +405,7 @@ impl<'a> Child<'a> {
             environment,
             command,
             files: FILES_GIVEN.get().copied(),
-            spared: is_spared(),
+            spared: is_oom_protected(),
             request,
         }
     }
@@ -438,7 +438,7 @@ impl<'a> Child<'a> {
             let _ = enter(group);
         }
         let input = request.input.as_raw_fd();
-        share_no_files(input.max(output).max(resources.folder))?;
+        unshare_files(input.max(output).max(resources.folder))?;
         rustix::process::setsid()?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
         // All source descriptors are above 2, so none is overwritten before it is copied.
@@ -505,7 +505,7 @@ fn enter(group: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 /// Gives the child its own table of open files, up to this descriptor.
-fn share_no_files(last: RawFd) -> Result<(), Errno> {
+fn unshare_files(last: RawFd) -> Result<(), Errno> {
     let above = last.unsigned_abs() + 1;
     // SAFETY: plain numbers; CLOSE_RANGE_UNSHARE gives the child its own table first.
     let taken = unsafe { libc::syscall(libc::SYS_close_range, above, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
