@@ -75,7 +75,7 @@ impl Prober {
         let mut live = RunningProbe::new(self, run, record);
         let end = async move {
             pidfd::gone(&pidfd).await;
-            ending.take(pidfd).await
+            ending.reap(pidfd).await
         };
         tokio::pin!(end);
         match tokio::time::timeout(limit, &mut end).await {

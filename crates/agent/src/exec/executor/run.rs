@@ -42,7 +42,7 @@ impl ProcExecutor {
                 let sessions = self.led_sessions();
                 started.waiting = Some(self.context.exits.when_gone(pidfd, async move |pidfd| {
                     sessions.iter().for_each(|sessions| sessions.note_unreaped(leader));
-                    let end = ending.take(pidfd).await;
+                    let end = ending.reap(pidfd).await;
                     let exit = shell.exit().unwrap_or(Exit::Unknown);
                     sender.send(Input::Answer(EffectAnswer::CommandEnded { run, end })).await;
                     if let Some(process) = shell.watched() {

@@ -40,14 +40,14 @@ pub(in crate::exec) struct Run {
 }
 
 impl Run {
-    /// Starts the command. When the shell behind the pidfd has exited, call `AfterShell::take`: it reaps the
+    /// Starts the command. When the shell behind the pidfd has exited, call `ShellReaper::reap`: it reaps the
     /// shell.
     pub(in crate::exec) fn start(
         launch: PreparedCommand,
         began: BootTime,
         output: CommandOutput,
         group: Option<BorrowedFd<'_>>,
-    ) -> Result<(Run, OwnedFd, AfterShell), NotStarted> {
+    ) -> Result<(Run, OwnedFd, ShellReaper), NotStarted> {
         let command = launch.command().to_owned();
         let (path, source) = match &output {
             CommandOutput::Own { path, .. } => (Some(path.clone()), OutputSource::File(path.clone())),
@@ -58,7 +58,7 @@ impl Run {
         // Until it is reaped the pid is the child's own, so this cannot be another process's.
         let leader = Id { pid, start_ticks: Stat::read(pid).map_or(0, |stat| stat.id.start_ticks) };
         let shell = RunShell::default();
-        let ending = AfterShell { leader, output: source, shell: shell.clone() };
+        let ending = ShellReaper { leader, output: source, shell: shell.clone() };
         let run = Run {
             leader,
             command,
@@ -198,7 +198,7 @@ impl RunShell {
 
 /// Reaps the shell and collects its output.
 #[derive(Debug)]
-pub(in crate::exec) struct AfterShell {
+pub(in crate::exec) struct ShellReaper {
     leader: Id,
     output: OutputSource,
     shell: RunShell,
@@ -212,9 +212,9 @@ enum OutputSource {
     Nothing,
 }
 
-impl AfterShell {
+impl ShellReaper {
     /// Reaps the shell, which is gone.
-    pub(in crate::exec) async fn take(self, pidfd: OwnedFd) -> CommandEnd {
+    pub(in crate::exec) async fn reap(self, pidfd: OwnedFd) -> CommandEnd {
         let exit = pidfd::exit(&pidfd, self.leader).await;
         self.shell.lock().exit = Some(exit);
         let output = match self.output {
