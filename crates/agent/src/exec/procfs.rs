@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// The environment variable that identifies the processes of a proc.
 pub(super) const MARK: &str = "PROCFLEET_PROC";
-/// The environment variable of stop, kill and reload commands, which must not be taken for the process.
-pub(super) const OTHER_COMMAND: &str = "PROCFLEET_ASIDE";
+/// Set for stop, kill and reload commands, which must not be taken for the process.
+pub(super) const CONTROL_COMMAND: &str = "PROCFLEET_ASIDE";
 /// The pid of the command. Descendants inherit the variable and have other pids, so only the command matches
 /// its value.
 pub(super) const COMMAND: &str = "PROCFLEET_COMMAND_PID";
@@ -400,8 +400,8 @@ pub(super) fn mark_claim_within(pid: u32, waits: &ExecWaits) -> Option<MarkClaim
 
 /// Whether the process is, or was started by, a command that ends or reloads the process and is not there to
 /// become it.
-pub(super) fn is_other_command(pid: u32) -> bool {
-    variable(pid, OTHER_COMMAND).is_some()
+pub(super) fn is_control_command(pid: u32) -> bool {
+    variable(pid, CONTROL_COMMAND).is_some()
 }
 
 /// Whether the process is a command of ours itself, and not a descendant of one.

@@ -238,7 +238,7 @@ pub(in crate::exec) fn recovered(
         .collect();
     // A stop or reload command may still run, and a leftover of a dead process may lead its own session.
     // Leftovers are swept before the next start.
-    let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_other_command(stat.id.pid);
+    let leads = |stat: &&&Stat| leads_a_run(stat) && !procfs::is_control_command(stat.id.pid);
     let leader = marked.iter().find(leads).copied();
     if let (Some(leader), Some(Err(cause))) = (leader, &by_file)
         && may_change(&cause)

@@ -3,7 +3,7 @@
 
 use crate::exec::error::NotStarted;
 use crate::exec::output::CommandOutput;
-use crate::exec::procfs::{MARK, OTHER_COMMAND, PROOF, RUN};
+use crate::exec::procfs::{CONTROL_COMMAND, MARK, PROOF, RUN};
 use crate::exec::scan::proc_mark::ProcMark;
 use crate::exec::shell::{POWERSHELL_FLAGS, SHELL};
 use crate::exec::spawn::argv;
@@ -74,8 +74,8 @@ impl PreparedCommand {
             return refuse(&format!("{name} would contain a NUL byte"));
         }
         environment.push((MARK, mark.name().to_owned()));
-        if is_other_command(command, &spec.control) {
-            environment.push((OTHER_COMMAND, "1".to_owned()));
+        if is_control_command(command, &spec.control) {
+            environment.push((CONTROL_COMMAND, "1".to_owned()));
         }
         let (command, mark) = (command.to_owned(), mark.clone());
         Ok(PreparedCommand { shell, command, environment, mark, folder, account })
@@ -261,7 +261,7 @@ fn on_path(name: &str, path: &str) -> Option<PathBuf> {
 
 /// Whether this command is there to end or reload the process, and not to become it: an agent that finds it
 /// still at work after a restart of its own must not take it for the process.
-fn is_other_command(command: &str, control: &Control) -> bool {
+fn is_control_command(command: &str, control: &Control) -> bool {
     let Control { start_cmd, restart_cmd, stop_cmd, kill_cmd, reload_cmd, .. } = control;
     let is_one_of = |commands: &[&String]| commands.iter().any(|one| *one == command);
     is_one_of(&[stop_cmd, kill_cmd, reload_cmd]) && !is_one_of(&[start_cmd, restart_cmd])
