@@ -66,7 +66,7 @@ impl Term {
 }
 
 /// Whether the terms select this agent. Without terms every agent is selected.
-pub fn means(terms: &[Term], candidate: &Candidate<'_>) -> bool {
+pub fn selects(terms: &[Term], candidate: &Candidate<'_>) -> bool {
     let mut target_terms = terms.iter().filter(|term| !term.is_label()).peekable();
     let is_target = target_terms.peek().is_none() || target_terms.any(|term| term.matches(candidate));
     is_target && terms.iter().filter(|term| term.is_label()).all(|term| term.matches(candidate))
@@ -237,7 +237,7 @@ mod tests {
         let terms: Vec<Term> = terms.iter().map(|term| term.parse().expect(term)).collect();
         let agent: AgentId = "02ab34".parse().expect("an id");
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        means(&terms, &Candidate { host: host.parse().expect(host), agent: &agent, labels: &labels })
+        selects(&terms, &Candidate { host: host.parse().expect(host), agent: &agent, labels: &labels })
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Conditions {
         any.close(self);
     }
 
-    /// The agents that a selection means, as [`procfleet_core::select::means`] decides it. The columns are
+    /// The agents that a selection means, as [`procfleet_core::select::selects`] decides it. The columns are
     /// those of `agents`.
     pub(super) fn select(&mut self, terms: &[Term]) {
         let mut addresses = AnyOf::default();

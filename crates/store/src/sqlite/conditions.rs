@@ -69,7 +69,7 @@ impl Conditions {
         any.close(self);
     }
 
-    /// The agents that a selection means, as [`procfleet_core::select::means`] decides it.
+    /// The agents that a selection means, as [`procfleet_core::select::selects`] decides it.
     pub(super) fn select(&mut self, terms: &[Term]) {
         let mut addresses = Any::default();
         for term in terms {

@@ -2,7 +2,7 @@
 
 use super::*;
 use procfleet_core::grants::Pattern;
-use procfleet_core::select::{Candidate, Term, means};
+use procfleet_core::select::{Candidate, Term, selects};
 use procfleet_proto::http::cursor::{AgentCursor, AgentOrder, ProcCursor, ProcOrder};
 use procfleet_proto::http::query::{OpFilter, TaskProgress};
 use std::collections::{BTreeMap, BTreeSet};
@@ -198,7 +198,7 @@ async fn a_selection_means_the_same_in_sql(engine: TestEngine) {
             .iter()
             .filter(|agent| {
                 let AgentRecord { host, agent, labels, .. } = agent;
-                means(&terms, &Candidate { host: *host, agent, labels })
+                selects(&terms, &Candidate { host: *host, agent, labels })
             })
             .map(|agent| agent.host)
             .collect();
