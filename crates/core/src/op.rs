@@ -139,10 +139,10 @@ impl OpKind {
         // A process that appears at the end of the check is checked itself, and so is its successor.
         let check = policy.launch_check() + policy.sight_check() + LEAST_LIFE;
         // The processes of a failed launch are ended before its outcome.
-        let launch = command + check + policy.stop_check + LAST_OF_IT;
+        let launch = command + check + policy.stop_check + LEFTOVER_GRACE;
         let end = match policy.kill_after {
-            Some(kill_after) => command + policy.stop_check.max(kill_after) + KILLED + LAST_OF_IT,
-            None => command + policy.stop_check + LAST_OF_IT,
+            Some(kill_after) => command + policy.stop_check.max(kill_after) + KILL_GRACE + LEFTOVER_GRACE,
+            None => command + policy.stop_check + LEFTOVER_GRACE,
         };
         match self {
             OpKind::Query
@@ -161,10 +161,10 @@ impl OpKind {
 }
 
 /// How long a process that was killed may take to be gone.
-const KILLED: Duration = Duration::from_secs(5);
+const KILL_GRACE: Duration = Duration::from_secs(5);
 
 /// How long the leftovers of a process may take to be stopped, killed and reaped.
-const LAST_OF_IT: Duration = Duration::from_secs(2);
+const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 
 /// How an op ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
