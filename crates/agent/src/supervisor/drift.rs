@@ -105,14 +105,14 @@ pub(super) async fn look_at(
     start: u64,
     extent: Extent,
 ) -> Result<String, Cancelled> {
-    struct Wanted(Arc<AtomicBool>);
-    impl Drop for Wanted {
+    struct CancelOnDrop(Arc<AtomicBool>);
+    impl Drop for CancelOnDrop {
         fn drop(&mut self) {
             self.0.store(true, Ordering::Relaxed);
         }
     }
     let cancelled = Arc::<AtomicBool>::default();
-    let _wanted = Wanted(cancelled.clone());
+    let _cancel = CancelOnDrop(cancelled.clone());
     let look = move || {
         let mut files = files.lock().unwrap_or_else(PoisonError::into_inner);
         let effort = match extent {
