@@ -24,7 +24,7 @@ pub enum StaggerCause {
     Boot,
     /// The agent was away.
     #[default]
-    Return,
+    AgentRestart,
     /// The restarts of several processes are due at the same time.
     Simultaneous,
 }
@@ -33,7 +33,7 @@ pub enum StaggerCause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StaggerReason {
     /// The agent has come back.
-    Return,
+    AgentRestart,
     /// A restart that was waited for is due.
     Retry,
 }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_never_in_the_past() {
-        let mut stagger = StartStagger::new(StaggerCause::Return, 1_000);
+        let mut stagger = StartStagger::new(StaggerCause::AgentRestart, 1_000);
         let key = ProcKey { namespace: "web".to_owned(), name: "nginx".to_owned() };
         for second in 0..100 {
             let now = BootTime(second * 1_000);

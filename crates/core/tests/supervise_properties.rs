@@ -243,7 +243,11 @@ fn overused(process: Process, past: LimitHistory) -> Input {
 }
 
 fn staggered(plan: u64, at: BootTime) -> Input {
-    Input::Answer(EffectAnswer::Staggered { plan: PlanId(plan), at, cause: stagger::StaggerCause::Return })
+    Input::Answer(EffectAnswer::Staggered {
+        plan: PlanId(plan),
+        at,
+        cause: stagger::StaggerCause::AgentRestart,
+    })
 }
 
 fn arb_act() -> impl Strategy<Value = Act> {

@@ -482,7 +482,7 @@ fn read_past(t: &Connection, boot: &BootId) -> Result<Past, JournalError> {
     let last_boot: Option<String> =
         t.query_row("SELECT value FROM meta WHERE key = 'boot_id'", [], |row| row.get(0)).optional()?;
     let same_boot = last_boot.as_deref() == Some(boot.0.as_str());
-    let cause = if same_boot { stagger::StaggerCause::Return } else { stagger::StaggerCause::Boot };
+    let cause = if same_boot { stagger::StaggerCause::AgentRestart } else { stagger::StaggerCause::Boot };
     let mut past = Past { cause, ..Past::default() };
 
     let mut statement = t.prepare("SELECT namespace, name, record, registered_at FROM procs")?;

@@ -375,7 +375,7 @@ impl Actor {
             Effect::Stagger { plan, reason } => {
                 let (now, key) = (self.shared.context.now(), self.machine.key());
                 let (at, cause) = match reason {
-                    StaggerReason::Return => {
+                    StaggerReason::AgentRestart => {
                         let mut stagger =
                             self.shared.start_stagger.lock().unwrap_or_else(PoisonError::into_inner);
                         (stagger.next_slot(now, key), stagger.cause())

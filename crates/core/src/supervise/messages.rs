@@ -314,7 +314,7 @@ pub(super) fn retry(restarts: u32, most: u32, last: &str) -> String {
 pub(super) fn staggered(cause: stagger::StaggerCause) -> &'static str {
     match cause {
         stagger::StaggerCause::Boot => "the host has just booted",
-        stagger::StaggerCause::Return => "the agent has just come back, and many are to be started",
+        stagger::StaggerCause::AgentRestart => "the agent has just come back, and many are to be started",
         stagger::StaggerCause::Simultaneous => "many are to be started again at this moment",
     }
 }

@@ -694,7 +694,7 @@ impl World {
             }
             Effect::Stagger { plan, reason } => {
                 let (delay, cause) = match reason {
-                    StaggerReason::Return => (self.start_delay, StaggerCause::Boot),
+                    StaggerReason::AgentRestart => (self.start_delay, StaggerCause::Boot),
                     StaggerReason::Retry => (self.restart_delay, StaggerCause::Simultaneous),
                 };
                 let at = BootTime(self.now.0 + delay);

@@ -283,9 +283,9 @@ impl Machine {
                 };
                 // Many restarts may be due now, so they are staggered.
                 let state = match plan_restart {
-                    RestartPlan::Start { why } => self.stagger_start(StaggerReason::Return, why, out),
+                    RestartPlan::Start { why } => self.stagger_start(StaggerReason::AgentRestart, why, out),
                     RestartPlan::StartAt { at, why } if now >= at => {
-                        self.stagger_start(StaggerReason::Return, why, out)
+                        self.stagger_start(StaggerReason::AgentRestart, why, out)
                     }
                     RestartPlan::StartAt { at, why } => State::Down(Rest::Retry { at, why }),
                     RestartPlan::Stay(state) => state,
