@@ -54,11 +54,11 @@ pub(in crate::exec) fn note(strays: &Mutex<Strays>, groups: &[Arc<Path>]) {
 /// memory as long as its process runs.
 #[derive(Debug, Default)]
 pub(in crate::exec) struct StrayWatch {
-    followed: Arc<Mutex<Followed>>,
+    followed: Arc<Mutex<FollowedCommands>>,
 }
 
 #[derive(Debug, Default)]
-struct Followed {
+struct FollowedCommands {
     commands: Vec<FollowedCommand>,
     /// `Some` while there are commands.
     task: Option<OwnedTask>,
@@ -95,7 +95,7 @@ impl StrayWatch {
     }
 }
 
-async fn run(followed: Weak<Mutex<Followed>>) {
+async fn run(followed: Weak<Mutex<FollowedCommands>>) {
     loop {
         tokio::time::sleep(FIRST_NOTE).await;
         let Some(followed) = followed.upgrade() else { return };
@@ -112,7 +112,7 @@ async fn run(followed: Weak<Mutex<Followed>>) {
         }
         let mut followed = lock();
         if followed.commands.is_empty() {
-            *followed = Followed::default();
+            *followed = FollowedCommands::default();
             return;
         }
     }
