@@ -116,6 +116,9 @@ contract! {
     /// Which of these agents do not come back, and why.
     fn dismissals(agents: Vec<AgentId>) -> HashMap<AgentId, Dismissal>;
 
+    /// Which of these agents have begun a session after this one of theirs.
+    fn later_sessions(sessions: Vec<(AgentId, Epoch)>) -> Vec<AgentId>;
+
     /// The last sessions of these agents: for those that are connected to other servers, too.
     fn sessions_of(agents: Vec<AgentId>) -> HashMap<AgentId, SessionRecord>;
 

@@ -21,8 +21,8 @@ use tracing::{error, info, warn};
 /// How often a server looks at the open tasks, while wake-ups arrive and while they do not.
 const POLL: Duration = Duration::from_secs(1);
 const POLL_OFTEN: Duration = Duration::from_millis(200);
-/// How often a server looks whether its agents were retired or revoked through another one. A wake-up brings
-/// it forward.
+/// How often a server looks whether its agents were retired or revoked through another one, or have begun a
+/// session at another one. A wake-up brings it forward.
 const LOOK_FOR_DISMISSALS: Duration = Duration::from_secs(10);
 /// How often a server looks whether it has too many agents.
 const REBALANCE: Duration = Duration::from_secs(1);
@@ -222,6 +222,7 @@ impl Work {
         if now >= self.cluster.dismissals_at {
             self.cluster.dismissals_at = now + LOOK_FOR_DISMISSALS;
             self.look_for_dismissals().await;
+            self.look_for_later_sessions().await;
         }
     }
 
@@ -481,6 +482,21 @@ impl Work {
         let Ok(dismissals) = self.store.dismissals(agents).await else { return };
         for (agent, dismissal) in dismissals {
             self.dismiss(agent, reason_of(&dismissal));
+        }
+    }
+
+    /// Ends the sessions that are not the last ones of their agents. The agent has connected to another server
+    /// while its connection here did not end, or a copy of its data folder has. This server may not decide
+    /// about its ops, and if the later session has ended, too, no server would.
+    async fn look_for_later_sessions(&mut self) {
+        let sessions: Vec<(AgentId, Epoch)> =
+            self.sessions.iter().map(|(agent, session)| (agent.clone(), session.epoch)).collect();
+        if sessions.is_empty() {
+            return;
+        }
+        let Ok(replaced) = self.store.later_sessions(sessions).await else { return };
+        for agent in replaced {
+            self.cut(&agent, CutReason::Replaced);
         }
     }
 }

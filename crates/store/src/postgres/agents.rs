@@ -6,7 +6,7 @@
 
 use super::PgStore;
 use super::audit::insert_audit;
-use super::columns::{agent, business, from_json, hash, host, mark_if_any, natural, to_json};
+use super::columns::{agent, business, from_json, hash, host, integer, mark_if_any, natural, to_json};
 use super::conditions::Value;
 use super::fault::PgFault;
 use crate::{AgentRecord, Dismissal, FoundTarget, NewAudit, Revoked, ServerId, SessionRecord, StoreError};
@@ -132,6 +132,20 @@ impl PgStore {
             Ok((agent(row, 0)?, why))
         })?;
         Ok(found.into_iter().collect())
+    }
+
+    pub(crate) async fn later_sessions(
+        &self,
+        sessions: Vec<(AgentId, Epoch)>,
+    ) -> Result<Vec<AgentId>, StoreError> {
+        const DOING: &str = "looking for later sessions of agents";
+        let sql = "SELECT last.agent_id FROM unnest(?::text[], ?::bigint[]) AS known (agent_id, epoch) \
+                   CROSS JOIN LATERAL (SELECT agent_id, epoch FROM sessions WHERE agent_id = known.agent_id OFFSET 0) AS last \
+                   WHERE last.epoch > known.epoch";
+        let (agents, epochs): (Vec<String>, Vec<i64>) =
+            sessions.into_iter().map(|(agent, epoch)| (agent.to_string(), integer(epoch.0))).unzip();
+        let rows = self.rows(DOING, sql, &[agents.into(), Value::Ints(epochs)]).await?;
+        self.converted(DOING, &rows, |row| agent(row, 0))
     }
 
     pub(crate) async fn sessions_of(

@@ -148,6 +148,23 @@ impl SqliteStore {
         .await
     }
 
+    pub(crate) async fn later_sessions(
+        &self,
+        sessions: Vec<(AgentId, Epoch)>,
+    ) -> Result<Vec<AgentId>, StoreError> {
+        self.read("looking for later sessions of agents", move |db| {
+            let mut statement = db.prepare_cached("SELECT 1 FROM agents WHERE agent_id = ? AND epoch > ?")?;
+            let mut found = Vec::new();
+            for (agent, epoch) in sessions {
+                if statement.exists((agent.as_str(), integer(epoch.0)))? {
+                    found.push(agent);
+                }
+            }
+            Ok(found)
+        })
+        .await
+    }
+
     pub(crate) async fn sessions_of(
         &self,
         agents: Vec<AgentId>,

@@ -51,6 +51,27 @@ async fn an_epoch_is_higher_than_every_one_that_the_agent_knows(engine: TestEngi
     assert_eq!(connect(&store, "a", 7).await, Epoch(9));
 }
 
+on_each_engine!(sessions_that_are_not_the_last_ones_are_found);
+async fn sessions_that_are_not_the_last_ones_are_found(engine: TestEngine) {
+    let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b", "c"]).await;
+    for (name, sessions) in [("a", 1), ("b", 2)] {
+        for _ in 0..sessions {
+            connect(&store, name, 0).await;
+        }
+    }
+    for (known, expected) in [
+        (&[("a", 1), ("b", 1), ("c", 0)][..], &["b"][..]),
+        (&[("a", 0), ("b", 1), ("nobody", 0)], &["a", "b"]),
+        (&[("a", 2), ("b", 2)], &[]),
+        (&[], &[]),
+    ] {
+        let sessions = known.iter().map(|(name, epoch)| (agent(name), Epoch(*epoch))).collect();
+        let mut found = store.later_sessions(sessions).await.expect("no error");
+        found.sort();
+        assert_eq!(found, expected.iter().map(|name| agent(name)).collect::<Vec<_>>(), "{known:?}");
+    }
+}
+
 on_each_engine!(dismissed_agents_are_named_with_the_reason);
 async fn dismissed_agents_are_named_with_the_reason(engine: TestEngine) {
     let Fixture { folder: _folder, store } = engine.with_agents(&["a", "b", "c", "d"]).await;

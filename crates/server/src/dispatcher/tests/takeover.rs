@@ -5,7 +5,7 @@ use super::rebalance::{TwoServers, two_servers};
 use super::*;
 use procfleet_core::dispatch::OpProgress;
 
-use procfleet_store::{EndedBy, Finished};
+use procfleet_store::{EndedBy, Finished, Wake};
 
 /// The first server, an agent that has left it, and an op that waits for the agent.
 pub(super) struct Waiting {
@@ -105,6 +105,28 @@ async fn an_agent_that_comes_back_may_have_got_its_ops_elsewhere_only_if_it_was_
         waiting.connect().await;
         assert_eq!(waiting.progress(waiting.op), expected, "{was_elsewhere}");
     }
+}
+
+/// Otherwise the agent would have a session for ever in which no op is sent, if its later session ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_ends_when_its_agent_has_begun_a_later_one_at_another_server() {
+    let mut waiting = waiting().await;
+    let epoch = waiting.connect().await;
+    for (is_elsewhere, stays) in [(false, true), (true, false)] {
+        if is_elsewhere {
+            let later = waiting.connect_to(&waiting.servers.two).await;
+            assert!(later > epoch);
+        }
+        waiting.servers.work.woken(Wake::Dismissed);
+        waiting.servers.work.follow_cluster().await;
+        let agent = &waiting.fixture.agent;
+        assert_eq!(waiting.servers.work.sessions.contains_key(agent), stays, "{is_elsewhere}");
+    }
+    // It comes back.
+    let again = waiting.connect().await;
+    waiting.servers.work.woken(Wake::Dismissed);
+    waiting.servers.work.follow_cluster().await;
+    assert_eq!(waiting.servers.work.sessions[&waiting.fixture.agent].epoch, again);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
