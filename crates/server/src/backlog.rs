@@ -32,8 +32,17 @@ pub struct Load {
 /// There was no capacity for [`MAX_WAIT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
+    pub of: FullOf,
     pub open: Load,
     pub most: Load,
+}
+
+/// Whose capacity is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FullOf {
+    /// That of the app alone: three quarters of all.
+    App,
+    All,
 }
 
 #[derive(Clone, Debug)]
@@ -123,15 +132,20 @@ impl Backlog {
         if let Ok(Ok(share)) = timeout(MAX_WAIT, &mut grant).await {
             return Ok(share);
         }
-        let open = {
+        let full = {
             let mut state = self.lock();
             state.waiting.retain(|waiting| waiting.number != number);
-            state.all
+            let (all, own) = (state.all, state.by_app.get(app).copied().unwrap_or_default());
+            let most_own = self.0.most.three_quarters();
+            match own.has_capacity(load, most_own) {
+                true => Full { of: FullOf::All, open: all, most: self.0.most },
+                false => Full { of: FullOf::App, open: own, most: most_own },
+            }
         };
         // A task behind this one may have waited for it.
         self.grant();
         // The capacity may have been granted after the timeout.
-        grant.try_recv().map_err(|_| Full { open, most: self.0.most })
+        grant.try_recv().map_err(|_| full)
     }
 
     /// Releases the capacity of all but this many ops of a task. Never takes capacity.
@@ -259,7 +273,10 @@ mod tests {
             backlog.take("a", held).await.expect("capacity").keep(task(1));
             let began = tokio::time::Instant::now();
             let refused = backlog.take("a", more).await.expect_err("it is full");
-            assert_eq!((began.elapsed(), refused), (MAX_WAIT, Full { open: held, most: MOST }));
+            let full = Full { of: FullOf::App, open: held, most: MOST.three_quarters() };
+            assert_eq!((began.elapsed(), refused), (MAX_WAIT, full));
+            let refused = backlog.take("b", MOST).await.expect_err("all together are full");
+            assert_eq!(refused, Full { of: FullOf::All, open: held, most: MOST });
             backlog.ended(task(1), held.ops);
             drop(backlog.take("a", more).await.expect("there is capacity again"));
             let state = backlog.lock();

@@ -6,7 +6,7 @@
 
 use super::family::CallFamily;
 use super::idempotency;
-use crate::backlog::{self, Full};
+use crate::backlog::{self, Full, FullOf};
 use crate::ended_ops::EndedOpsLimitExceeded;
 use crate::usecase::AppError;
 use axum::http::StatusCode;
@@ -215,12 +215,16 @@ impl CallError {
                 (StatusCode::OK, Code::SystemError, reason)
             }
             CallError::App(AppError::Unanswered { code, reason }) => (StatusCode::OK, *code, reason.clone()),
-            CallError::App(AppError::Full(Full { open, most })) => (
+            CallError::App(AppError::Full(Full { of, open, most })) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 Code::BeyondLimit,
                 format!(
-                    "too many ops are open: {} (at most {}, and {} MiB of specs); nothing of this request was stored, \
+                    "too many ops {} are open: {} (at most {}, and {} MiB of specs); nothing of this request was stored, \
                      send it again in {} s",
+                    match of {
+                        FullOf::App => "of this app, which may have three quarters of all,",
+                        FullOf::All => "of all apps",
+                    },
                     open.ops,
                     most.ops,
                     most.bytes.div_ceil(1 << 20),
