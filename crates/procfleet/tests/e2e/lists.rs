@@ -286,7 +286,7 @@ fn an_agent_that_is_away_can_be_forgotten() {
     wait_until(PATIENCE, "it has gone", || {
         cli(&up, &["agents", "--state", "away"]).as_array().is_some_and(|rows| rows.len() == 1)
     });
-    assert_eq!(column(&cli(&up, &["agents", "forget", "0:127.0.0.10"]), "ip"), [ip]);
+    assert_eq!(column(&cli(&up, &["agents", "forget", "127.0.0.10"]), "ip"), [ip]);
     assert_eq!(column(&cli(&up, &["agents"]), "ip"), ["127.0.0.1", near]);
     assert_eq!(cli(&up, &["audit", "--action", "agents_forget"]).as_array().map(Vec::len), Some(1));
     let unknown = up.cli(&["stop", "x", "--host", ip]);

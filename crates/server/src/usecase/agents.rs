@@ -4,7 +4,7 @@ use super::{AppError, Caller, Page, Services, access, audit};
 use crate::dispatcher::{DispatcherMessage, revoked};
 use crate::durably::durably;
 use procfleet_core::grants::GrantScope;
-use procfleet_core::id::{AgentId, BusinessId, Host};
+use procfleet_core::id::{AgentId, BusinessId, CloudId, Host};
 use procfleet_core::request::Target;
 use procfleet_proto::http::agents::AgentView;
 use procfleet_proto::http::batch::NamedHost;
@@ -248,7 +248,7 @@ pub async fn forget(
 
 /// The agents with these ids or hosts; each unknown one is a fault.
 pub(super) async fn all_of(services: &Services, named: &[AgentId]) -> Result<BTreeSet<AgentId>, AppError> {
-    let targets: Vec<Target> = named.iter().cloned().map(Target::Agent).collect();
+    let targets: Vec<Target> = named.iter().cloned().map(target).collect();
     let found = services.store.resolve(&targets).await?;
     let mut faults = Faults::default();
     for (index, (name, found)) in named.iter().zip(&found).enumerate() {
@@ -257,6 +257,14 @@ pub(super) async fn all_of(services: &Services, named: &[AgentId]) -> Result<BTr
         }
     }
     if faults.is_empty() { Ok(found.into_iter().flatten().collect()) } else { Err(faults.into()) }
+}
+
+/// An address alone is a host of cloud area 0. The store knows ids and `CLOUD:IP`.
+fn target(name: AgentId) -> Target {
+    match name.as_str().parse() {
+        Ok(ip) => Target::Host(Host { cloud: CloudId(0), ip }),
+        Err(_) => Target::Agent(name),
+    }
 }
 
 /// The agents of these hosts that the caller may see, within the businesses of the request.
