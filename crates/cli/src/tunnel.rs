@@ -7,9 +7,11 @@
 
 use procfleet_proto::tunnel::{ProxyUrl, TunnelRefusal};
 use std::io::{self, Write};
+use std::time::Instant;
 use ureq::config::Config;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::time::Duration;
 use ureq::unversioned::transport::{ConnectionDetails, Connector, NextTimeout, Transport, TransportAdapter};
 
 /// Resolves the host of the URL, or that of the proxy instead.
@@ -84,12 +86,13 @@ impl TunnelConnector {
         details: &ConnectionDetails<'_>,
         transport: Box<dyn Transport>,
     ) -> Result<Box<dyn Transport>, TunnelError> {
+        let began = Instant::now();
         let mut adapter = TransportAdapter::new(transport, details.current_time.clone());
         adapter.set_timeout(details.timeout);
         adapter.write_all(&self.0.request(&target(details.uri))).map_err(|error| failed(error.into()))?;
         let mut transport = adapter.into_inner();
         loop {
-            if !transport.maybe_await_input(details.timeout).map_err(failed)? {
+            if !transport.maybe_await_input(rest_of(details.timeout, began)?).map_err(failed)? {
                 return Err(TunnelError::Ended);
             }
             let buffers = transport.buffers();
@@ -103,6 +106,18 @@ impl TunnelConnector {
             }
         }
     }
+}
+
+/// What is left of the time for the whole reply: each wait takes a timeout of its own.
+fn rest_of(timeout: NextTimeout, began: Instant) -> Result<NextTimeout, TunnelError> {
+    let after = match timeout.after {
+        Duration::Exact(whole) => {
+            let rest = whole.checked_sub(began.elapsed()).filter(|rest| !rest.is_zero());
+            Duration::Exact(rest.ok_or(TunnelError::Timeout)?)
+        }
+        Duration::NotHappening => Duration::NotHappening,
+    };
+    Ok(NextTimeout { after, ..timeout })
 }
 
 fn failed(error: ureq::Error) -> TunnelError {
@@ -132,5 +147,18 @@ mod tests {
         ] {
             assert_eq!(target(&url.parse().expect("a url")), expected);
         }
+    }
+
+    #[test]
+    fn all_waits_for_the_reply_share_one_deadline() {
+        let began = Instant::now();
+        let whole = std::time::Duration::from_secs(3_600);
+        let timeout = |after| NextTimeout { after, ..NextTimeout::default() };
+        let rest = rest_of(timeout(Duration::Exact(whole)), began).expect("there is time left");
+        assert!(matches!(rest.after, Duration::Exact(rest) if rest <= whole), "{rest:?}");
+        let over = rest_of(timeout(Duration::Exact(std::time::Duration::ZERO)), began);
+        assert!(matches!(over, Err(TunnelError::Timeout)), "{over:?}");
+        let none = rest_of(timeout(Duration::NotHappening), began).expect("no deadline");
+        assert!(none.after.is_not_happening());
     }
 }
