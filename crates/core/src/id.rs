@@ -215,6 +215,8 @@ impl Host {
             IpAddr::V4(ip) if ip.is_broadcast() => "the broadcast address",
             ip if ip.is_unspecified() => "the unspecified address",
             ip if ip.is_multicast() => "a multicast address",
+            IpAddr::V4(ip) if ip.octets()[0] == 0 => "an address of 0.0.0.0/8",
+            IpAddr::V4(ip) if ip.octets()[0] >= 240 => "a reserved address of 240.0.0.0/4",
             ip => return Ok(ip),
         };
         Err(BadId(format!("{ip} cannot be the address of a host: it is {kind}")))
@@ -437,7 +439,16 @@ mod tests {
         ] {
             assert_eq!(address(text).expect("a host's"), kept);
         }
-        for text in ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255", "::ffff:0.0.0.0"] {
+        for text in [
+            "0.0.0.0",
+            "::",
+            "224.0.0.1",
+            "ff02::1",
+            "255.255.255.255",
+            "::ffff:0.0.0.0",
+            "0.0.0.5",
+            "240.0.0.1",
+        ] {
             assert!(address(text).is_err(), "{text}");
         }
     }

@@ -33,6 +33,12 @@ impl SignalNumber {
     pub fn halts_or_wakes(self) -> bool {
         matches!(self.name(), "STOP" | "TSTP" | "TTIN" | "TTOU" | "CONT")
     }
+
+    /// Whether no program ends by the signal. Its default action ends none, either; but programs such as
+    /// httpd end by WINCH.
+    pub fn ends_nothing(self) -> bool {
+        self.halts_or_wakes() || matches!(self.name(), "CHLD" | "URG")
+    }
 }
 
 impl fmt::Display for SignalNumber {

@@ -586,6 +586,10 @@ fn our_own_words_of_the_control() {
             json!({"stop_signal": "STOP", "reload_signal": "KILL"}),
             ["stop_signal: does not end a process", "reload_signal: cannot make a process read"],
         ),
+        (
+            json!({"stop_signal": "CHLD", "reload_signal": "KILL"}),
+            ["stop_signal: does not end a process", "reload_signal: cannot make a process read"],
+        ),
     ] {
         let faults = control(fields.clone()).expect_err("both are wrong").to_string();
         for told in told {

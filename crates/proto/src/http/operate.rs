@@ -490,7 +490,7 @@ pub(super) fn read_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
 fn read_own_control(r: &Reader<'_>, faults: &mut Faults) -> Control {
     let control = read_control(r, faults);
     let stop_signal = read_signal(r, "stop_signal", faults);
-    if stop_signal.is_some_and(SignalNumber::halts_or_wakes) {
+    if stop_signal.is_some_and(SignalNumber::ends_nothing) {
         faults.add(r.path("stop_signal"), "does not end a process");
     }
     let reload_signal = read_signal(r, "reload_signal", faults);
