@@ -336,11 +336,11 @@ mod tests {
         let dir = data(Some(FILE));
         let file = dir.path().join("admin.json").display().to_string();
         let rows: [(&[&str], &str, &str); 5] = [
-            (&ALL[..2], "--url is given without --app-code and --app-secret", "url"),
-            (&ALL[2..], "--app-code and --app-secret is given without --url", "code and secret"),
-            (&ALL[2..4], "--app-code is given without --url and --app-secret", "code"),
-            (&ALL[4..], "--app-secret is given without --url and --app-code", "secret"),
-            (&ALL[..4], "--url and --app-code is given without --app-secret", "url and code"),
+            (&ALL[..2], "--url without --app-code and --app-secret", "url"),
+            (&ALL[2..], "--app-code and --app-secret without --url", "code and secret"),
+            (&ALL[2..4], "--app-code without --url and --app-secret", "code"),
+            (&ALL[4..], "--app-secret without --url and --app-code", "secret"),
+            (&ALL[..4], "--url and --app-code without --app-secret", "url and code"),
         ];
         for (flags, words, what) in rows {
             for connection in [connection(flags, dir.path()), in_environment(connection(flags, dir.path()))] {

@@ -19,7 +19,7 @@ pub enum Error {
     )]
     NoCredentials { looked_in: PathBuf, found: String },
     #[error(
-        "{given} is given without {missing}: url, app code and secret must come from one source, so that no secret is sent to \
+        "{given} without {missing}: url, app code and secret must come from one source, so that no secret is sent to \
          another server{}",
         not_mixed(others)
     )]

@@ -264,13 +264,13 @@ fn a_secret_is_not_sent_to_the_server_of_another_source() {
         assert!(!refused.stderr.contains("hush-hush"), "{refused:?}");
     };
     let environment = || ps().env("PROCFLEET_APP_CODE", "ops").env("PROCFLEET_APP_SECRET", "hush-hush");
-    let half = "PROCFLEET_APP_CODE and PROCFLEET_APP_SECRET is given without PROCFLEET_URL";
+    let half = "PROCFLEET_APP_CODE and PROCFLEET_APP_SECRET without PROCFLEET_URL";
     check(environment(), &[half, "procfleet-data/admin.json"]);
-    check(ps().env("PROCFLEET_URL", &url), &["PROCFLEET_URL is given without PROCFLEET_APP_CODE"]);
+    check(ps().env("PROCFLEET_URL", &url), &["PROCFLEET_URL without PROCFLEET_APP_CODE"]);
     let flags = environment().args(["--url", &url]);
-    check(flags, &["--url is given without --app-code and --app-secret", "the environment"]);
+    check(flags, &["--url without --app-code and --app-secret", "the environment"]);
     let flags = ps().args(["--app-code", "ops", "--app-secret", "hush-hush"]);
-    check(flags, &["--app-code and --app-secret is given without --url", "procfleet-data/admin.json"]);
+    check(flags, &["--app-code and --app-secret without --url", "procfleet-data/admin.json"]);
 
     // A file that another account may have written is not read at all.
     mode(0o644);
