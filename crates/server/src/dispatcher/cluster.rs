@@ -485,9 +485,9 @@ impl Work {
         }
     }
 
-    /// Ends the sessions that are not the last ones of their agents. The agent has connected to another server
-    /// while its connection here did not end, or a copy of its data folder has. This server may not decide
-    /// about its ops, and if the later session has ended, too, no server would.
+    /// Ends the sessions that are not the last ones of their agents. Such an agent has connected to another
+    /// server while its connection here did not end, or a copy of its data folder has. This server may not
+    /// decide about its ops, and if the later session has ended, too, no server would.
     async fn look_for_later_sessions(&mut self) {
         let sessions: Vec<(AgentId, Epoch)> =
             self.sessions.iter().map(|(agent, session)| (agent.clone(), session.epoch)).collect();
