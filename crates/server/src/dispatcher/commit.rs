@@ -33,8 +33,8 @@ impl Work {
         }
     }
 
-    /// Writes the outcomes and acknowledges them. A batch with an outcome that the database does not accept is
-    /// divided until this outcome is alone, so that it does not hold back the others.
+    /// Writes the outcomes and acknowledges them. A batch with an outcome that the database does not accept
+    /// is divided until this outcome is alone, so that it does not hold back the others.
     pub(super) async fn commit(&mut self) {
         let mut most = BATCH;
         while self.retry_at.is_none() && !self.finished.is_empty() {
