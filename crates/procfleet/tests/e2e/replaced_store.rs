@@ -24,6 +24,8 @@ fn nothing_is_accepted(up: &mut Up, reason: &[&str]) {
     }
 }
 
+type Harm<'a> = &'a (dyn Fn(&Path) + Sync);
+
 #[test]
 fn a_store_that_is_replaced_or_removed_while_the_server_runs_ends_it() {
     let replace = |store: &Path| {
@@ -48,7 +50,7 @@ fn a_store_that_is_replaced_or_removed_while_the_server_runs_ends_it() {
     let replaced =
         ["server.db", "was replaced or removed while the server ran", "procfleet store restore", "-wal"];
     let cut = ["server.db", "was cut or overwritten while the server ran", "procfleet store restore"];
-    let ways: [(&(dyn Fn(&Path) + Sync), &[&str]); 5] = [
+    let ways: [(Harm<'_>, &[&str]); 5] = [
         (&replace, &replaced),
         (&remove, &replaced),
         (&remove_log, &replaced),
