@@ -14,16 +14,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Members of the sessions that processes of one proc have led.
 #[derive(Debug, Default)]
-pub(super) struct LedSessions(Mutex<Vec<Member>>);
+pub(super) struct LedSessions(Mutex<Vec<SessionMember>>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Member {
+struct SessionMember {
     id: Id,
     session: u32,
 }
 
 impl LedSessions {
-    fn lock(&self) -> MutexGuard<'_, Vec<Member>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<SessionMember>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -32,7 +32,7 @@ impl LedSessions {
         let mut members = self.lock();
         members.retain(|member| Stat::read(member.id.pid).is_some_and(|stat| stat.id == member.id));
         for stat in scan.session_of(leader) {
-            let member = Member { id: stat.id, session: leader.pid };
+            let member = SessionMember { id: stat.id, session: leader.pid };
             if stat.id != leader && !members.contains(&member) {
                 members.push(member);
             }
@@ -66,7 +66,7 @@ impl ProcExecutor {
         let Some(sessions) = &self.sessions else { return Vec::new() };
         // The agent is a subreaper, so every member is its descendant.
         let is_ours = |stat: &Stat| !scan.is_anothers(stat, &self.mark) && tree::is_below_us(stat);
-        let is_there = |member: &Member| {
+        let is_there = |member: &SessionMember| {
             let stat = scan.get(member.id.pid);
             stat.is_some_and(|stat| stat.id == member.id && stat.session == member.session && is_ours(stat))
         };

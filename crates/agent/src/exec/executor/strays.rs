@@ -44,8 +44,8 @@ impl ProcExecutor {
         found.retain(|stat| {
             (strays.processes.contains(&stat.id) || has_entered(stat))
                 && !scan.is_anothers(stat, &self.mark)
-                // The agent is a subreaper, so every stray is its descendant. A process elsewhere only has the
-                // reused pid.
+                // The agent is a subreaper, so every stray is its descendant. A process elsewhere only has
+                // the reused pid.
                 && tree::is_below_us(stat)
         });
         scan.with_descendants(found.iter().map(|stat| stat.id))
