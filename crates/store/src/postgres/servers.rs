@@ -78,12 +78,14 @@ impl PgStore {
             Box::pin(async move {
                 // Two servers that are drained at once must not both count on the other.
                 tx.execute("SELECT pg_advisory_xact_lock($1, $2)", &[&schema::LOCKS, &DRAIN_LOCK]).await?;
-                let sql = "SELECT name = $1, drains FROM servers JOIN beats ON server = id WHERE state = 'up'";
+                // Agents cannot go to a server without an address.
+                let sql = "SELECT name = $1, NOT drains AND advertise <> '' FROM servers \
+                           JOIN beats ON server = id WHERE state = 'up'";
                 let (mut known, mut others) = (false, false);
                 for row in tx.query(sql, &[name]).await? {
-                    let (is_named, row_drains): (bool, bool) = (row.try_get(0)?, row.try_get(1)?);
+                    let (is_named, takes_agents): (bool, bool) = (row.try_get(0)?, row.try_get(1)?);
                     known |= is_named;
-                    others |= !is_named && !row_drains;
+                    others |= !is_named && takes_agents;
                 }
                 match (known, *drains && !others) {
                     (false, _) => return Ok(DrainOutcome::Unknown),

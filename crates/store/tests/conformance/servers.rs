@@ -252,6 +252,17 @@ async fn two_servers_that_are_drained_at_once_do_not_both_drain() {
     assert_eq!(second.await.expect("no panic"), DrainOutcome::Last);
 }
 
+/// Its agents could go nowhere, and would come back again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_is_not_drained_if_no_other_one_has_an_address() {
+    let Servers { one, two, _folder } = servers(&[]).await;
+    one.introduce(intro("s1")).await.expect("known");
+    let without = ServerIntro { advertise: String::new(), ..intro("s2") };
+    two.introduce(without).await.expect("known");
+    assert_eq!(drain(&one, "s1", true).await, DrainOutcome::Last);
+    assert_eq!(drain(&one, "s2", true).await, DrainOutcome::Done);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_was_declared_dead_drains_as_before_and_is_listed_once() {
     let Servers { one, two, _folder } = servers(&[]).await;
