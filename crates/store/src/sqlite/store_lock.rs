@@ -28,7 +28,10 @@ pub fn lock(path: &Path) -> Result<StoreLock, StoreError> {
     let file = create(&path_of_lock).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(StoreLock { file }),
-        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { store: path.display().to_string() }),
+        Err(TryLockError::WouldBlock) => {
+            let folder = path.parent().unwrap_or(path);
+            Err(StoreError::InUse { store: format!("the data folder {}", folder.display()) })
+        }
         Err(TryLockError::Error(source)) => Err(failed(source)),
     }
 }

@@ -34,7 +34,8 @@ async fn a_second_server_is_refused_until_the_first_has_ended() {
     let Fixture { folder, store } = fixture().await;
     let refused = Store::open(&path(&folder)).await.expect_err("in use");
     assert!(matches!(refused, StoreError::InUse { .. }), "{refused:?}");
-    assert!(refused.to_string().ends_with("is in use by another server"));
+    let named = format!("the data folder {} is in use by another server", folder.path().display());
+    assert_eq!(refused.to_string(), named);
 
     store.create_app(new_app("app"), None).await.expect("the first one still works");
     store.close().await.expect("closed");
