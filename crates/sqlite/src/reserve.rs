@@ -4,8 +4,8 @@
 //! checkpoint, after which it writes the log from its beginning again.
 //!
 //! - The log gets blocks beyond its end with `fallocate`. A write into such blocks needs no free space, so a
-//!   process that fills the disk cannot take the reserve, as it could take the space of a file that is deleted
-//!   when space is needed.
+//!   process that fills the disk cannot take the reserve, as it could take the space of a file that is
+//!   deleted when space is needed.
 //! - The database gets free pages inside its file, which SQLite fills before the file grows. Blocks beyond its
 //!   end would not last: SQLite cuts the file to its length at each checkpoint, which frees them.
 //!
