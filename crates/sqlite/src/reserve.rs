@@ -6,8 +6,8 @@
 //! - The log gets blocks beyond its end with `fallocate`. A write into such blocks needs no free space, so a
 //!   process that fills the disk cannot take the reserve, as it could take the space of a file that is
 //!   deleted when space is needed.
-//! - The database gets free pages inside its file, which SQLite fills before the file grows. Blocks beyond its
-//!   end would not last: SQLite cuts the file to its length at each checkpoint, which frees them.
+//! - The database gets free pages inside its file, which SQLite fills before the file grows. Blocks beyond
+//!   the end would not last: SQLite cuts the file to its length at each checkpoint, which frees them.
 //!
 //! SQLite deletes the log when the last connection is closed, and the blocks with it. [`keep_log`] prevents
 //! that, so that the next start on a full disk finds a log that it can write.
