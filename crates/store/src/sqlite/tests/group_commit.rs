@@ -112,7 +112,8 @@ async fn the_store_recovers_from_a_full_disk() {
         })
     };
     limit(2).await.expect("limited");
-    let agents = vec!["agent"; 5_000];
+    // More than the reserve of free pages holds.
+    let agents = vec!["agent"; 50_000];
     let failed = store.create_task(new_task(&agents)).await.expect_err("full");
     assert!(matches!(failed, StoreError::Database { .. }), "{failed:?}");
     assert!(newest(&store, 10).await.is_empty());
