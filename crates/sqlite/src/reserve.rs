@@ -88,8 +88,8 @@ impl Reserve {
 
     /// Copies the log into the database file and leaves it empty, with its reserved blocks.
     pub(crate) fn checkpoint(&self, connection: &Connection) -> rusqlite::Result<()> {
-        // Truncating the log frees its blocks. On a full disk, another process could take them before they are
-        // allocated again.
+        // Truncating the log frees its blocks. On a full disk, another process could take them before they
+        // are allocated again.
         let mode = if self.is_disk_full() { "FULL" } else { "TRUNCATE" };
         connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |_| Ok(()))?;
         if let Err(error) = self.allocate(connection) {
