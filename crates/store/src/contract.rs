@@ -221,8 +221,8 @@ contract! {
 
     /// Changes the pins of the CA and its successor (compare-and-swap), with the sealed keys and the audit
     /// record, if the pins are those that the caller saw. From then on [`Store::join`] and
-    /// [`Store::give_certificate`] return [`StoreError::CaChanged`] for a certificate that another CA than the
-    /// new signing one has signed.
+    /// [`Store::give_certificate`] return [`StoreError::CaChanged`] for a certificate that another CA than
+    /// the new signing one has signed.
     fn change_ca(change: CaChange) -> Result<(), CaRefusal>;
 
     /// Records which seal keys a server can open, by their ids. A server does this before it reads the CAs: a
