@@ -2,8 +2,9 @@
 //! may have cleared their environment, and then only the session number shows whose they are.
 //!
 //! A session number is reused only when no process has it as pid or session. So the members are noted while
-//! the leader exists: when it is signalled, and after its exit before it is reaped. As long as one of them is
-//! in the session, the number is that of the same session, and whoever is in it belongs to the proc.
+//! the leader exists: when it is signalled, at a sweep, and after its exit before it is reaped. As long as
+//! one of them is in the session, the number is that of the same session, and whoever is in it belongs to the
+//! proc.
 
 use super::ProcExecutor;
 use crate::exec::procfs::{Id, Stat};
@@ -27,8 +28,12 @@ impl LedSessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the other members of a session whose leader was running at the scan or is not reaped.
+    /// Notes the other members of a session, if its leader still exists, running or not reaped: its number
+    /// was not reused before the scan.
     fn note(&self, leader: Id, scan: &Scan) {
+        if Stat::read(leader.pid).is_none_or(|stat| stat.id != leader) {
+            return;
+        }
         let mut members = self.lock();
         members.retain(|member| Stat::read(member.id.pid).is_some_and(|stat| stat.id == member.id));
         for stat in scan.session_of(leader) {
@@ -54,9 +59,9 @@ impl ProcExecutor {
         (!self.groups.are_available()).then(|| self.sessions.get_or_insert_default().clone())
     }
 
-    /// Notes the members of the session of a process that is about to be signalled.
+    /// Notes the members of the session of a process.
     pub(super) fn note_session(&mut self, leader: Id, scan: &Scan) {
-        if let Some(sessions) = self.led_sessions().filter(|_| scan.is_running(leader)) {
+        if let Some(sessions) = self.led_sessions() {
             sessions.note(leader, scan);
         }
     }

@@ -148,6 +148,9 @@ impl ProcExecutor {
         let is_left = |id: &Id| !kept.contains(id) && !grouped.contains(&id.pid);
         let mut left: Vec<Id> = scan.marked(&self.mark).iter().map(|stat| stat.id).collect();
         left.extend(self.left_strays(scan));
+        // The command around a dead process may be about to exit, too.
+        let leaders: Vec<Id> = self.runs().filter(|run| !run.has_ended()).map(|run| run.leader).collect();
+        leaders.into_iter().for_each(|leader| self.note_session(leader, scan));
         left.extend(self.left_in_sessions(scan));
         let mut once = HashSet::new();
         left.retain(|id| is_left(id) && once.insert(*id));
