@@ -62,7 +62,8 @@ fn a_burst_beyond_the_bound_is_refused_whole_and_nothing_accepted_is_lost_or_dou
         assert!(head.starts_with("HTTP/1.1 503") && head.contains("\r\nretry-after: 5"), "{head}");
         assert_eq!((&answer["result"], &answer["code"]), (&json!(false), &json!(1000121)), "{answer}");
         let message = answer["message"].as_str().expect("a text");
-        let reason = "too many ops of this app, which may have three quarters of all, are open: 15 (at most 15";
+        let reason =
+            "too many ops of this app, which may have three quarters of all, are open: 15 (at most 15";
         assert!(message.contains(reason), "{message}");
     }
     assert_eq!(task_count(&up), before + 3, "nothing of a refused task is stored");

@@ -33,31 +33,31 @@ fn signals_before_the_agent_listens_do_not_end_it() {
 /// A terminal that is closed sends it. A server with `--tls-cert` loads its certificate instead.
 #[test]
 fn sighup_ends_a_server_in_order_unless_it_was_started_with_nohup() {
-    let mut up = up();
-    assert_eq!(up.end(Signal::HUP), Some(0), "{}", up.stderr());
-    assert!(up.stderr().contains("server has ended"), "{}", up.stderr());
-    for tls in [&[][..], &["--tls"]] {
+    const BINARY: &str = env!("CARGO_BIN_EXE_procfleet");
+    for verb in [&["up"][..], &["server"], &["server", "--tls"]] {
         let folder = tempfile::tempdir().expect("a temp dir");
         let begun = |program: &str, words: &[&str]| {
             let mut server = Program::new(program)
                 .args(words)
-                .args(["server", "--listen", "127.0.0.1:0", "--link", "127.0.0.1:0"])
-                .args(tls)
-                .args(["--data"])
+                .args(verb)
+                .args(["--listen", "127.0.0.1:0", "--link", "127.0.0.1:0", "--data"])
                 .args([folder.path().join("data")]);
             server.start();
             wait_until(PATIENCE, "it is ready", || server.stdout().contains(" is ready"));
             server
         };
-        let (ended, _) = begun(env!("CARGO_BIN_EXE_procfleet"), &[]).end(Signal::HUP, PATIENCE);
-        assert!(ended.success(), "{tls:?}: {ended}");
-        let mut server = begun("nohup", &[env!("CARGO_BIN_EXE_procfleet")]);
+        // The tests themselves may have been started with nohup.
+        let mut server = begun("env", &["--default-signal=HUP", BINARY]);
+        let (ended, _) = server.end(Signal::HUP, PATIENCE);
+        assert!(ended.success(), "{verb:?}: {ended}");
+        assert!(server.stderr().contains("server has ended"), "{verb:?}: {}", server.stderr());
+        let mut server = begun("nohup", &[BINARY]);
         let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("it runs");
         let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).expect("a mask");
         let mask = u64::from_str_radix(ignored, 16).expect("hexadecimal digits");
-        assert_eq!(mask & 1, 1, "{tls:?}: {status}");
+        assert_eq!(mask & 1, 1, "{verb:?}: {status}");
         let (ended, _) = server.end(Signal::INT, PATIENCE);
-        assert!(ended.success(), "{tls:?}: {ended}");
+        assert!(ended.success(), "{verb:?}: {ended}");
     }
 }
 
