@@ -20,7 +20,8 @@ pub(super) struct TwoServers {
 }
 
 fn intro(name: &str) -> ServerIntro {
-    ServerIntro { name: name.to_owned(), ..ServerIntro::default() }
+    let advertise = format!("https://{name}.example:48668");
+    ServerIntro { name: name.to_owned(), advertise, ..ServerIntro::default() }
 }
 
 fn agent(number: usize) -> AgentId {
