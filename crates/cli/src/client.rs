@@ -186,7 +186,7 @@ fn in_ascii(json: &str) -> String {
     text
 }
 
-/// What the server answered, before the envelope is parsed.
+/// The server's answer, before its envelope is parsed.
 struct Answer {
     status: u16,
     /// The server says that it accepted the login. A refusal is then not about the login.

@@ -108,7 +108,7 @@ impl TunnelConnector {
     }
 }
 
-/// What is left of the time for the whole reply: each wait takes a timeout of its own.
+/// The time left for the whole reply: each wait takes a timeout of its own.
 fn rest_of(timeout: NextTimeout, began: Instant) -> Result<NextTimeout, TunnelError> {
     let after = match timeout.after {
         Duration::Exact(whole) => {

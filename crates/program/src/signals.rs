@@ -34,7 +34,7 @@ pub fn stop_requested() -> impl Future<Output = ()> {
     }
 }
 
-/// What SIGHUP asks of a server.
+/// The meaning of SIGHUP for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hangup {
     /// To load files again. Another part has the handler.

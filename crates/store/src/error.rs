@@ -178,7 +178,7 @@ impl StoreError {
 }
 
 impl StoreError {
-    /// The same values fail again, and others may be stored.
+    /// A repetition fails again. Other values of the same transaction can be stored.
     pub fn is_of_values(&self) -> bool {
         matches!(self, StoreError::BadValue { .. } | StoreError::Unwritable { .. })
     }
